@@ -1,0 +1,47 @@
+"""nsan: why a CUDA Unified Memory program is slow, where, and what would help.
+
+Public names resolve on first use, so that ``import nsan`` pulls in no third-party library.
+
+Examples
+--------
+>>> import nsan
+>>> nsan.__version__.count(".")
+2
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsan.info import TraceInfo
+    from nsan.opening import import_trace, open_trace
+    from nsan.summary import summary
+    from nsan.trace import Trace
+
+__version__ = "0.1.0"
+
+__all__ = ["Trace", "TraceInfo", "__version__", "import_trace", "open_trace", "summary"]
+
+_HOMES = {
+    "Trace": "nsan.trace",
+    "TraceInfo": "nsan.info",
+    "import_trace": "nsan.opening",
+    "open_trace": "nsan.opening",
+    "summary": "nsan.summary",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        msg = f"module 'nsan' has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Rows to answers: pure functions from typed frames to typed frames."""

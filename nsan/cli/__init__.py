@@ -1,0 +1,111 @@
+"""The command line. Results go to stdout, progress and messages to stderr.
+
+Exit status: 0 all that was asked was done, 1 error, 2 usage, 3 a Unified Memory question and no
+such data in the trace, 4 a gate failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import nsan
+from nsan.errors import NsanError
+
+COMMANDS: Final = {
+    "summary": "what moved, why, and what was recorded: the first answer",
+    "info": "what a capture holds: versions, switches, tables, health",
+    "migrations": "migrations by direction, cause, GPU and process",
+    "faults": "page faults by access type, GPU and process",
+    "import": "turn an export into a Parquet store",
+    "doctor": "what is installed here, and what each part is for",
+}
+_EPILOG: Final = """\
+examples:
+  nsan sample_data/um_vector_add_rtx4060l.sqlite       summary of a real capture
+  nsan migrations trace.sqlite --filter-time 1s/2s     one second of it, by cause
+  nsan summary trace.sqlite --json                     for machines
+
+`nsan FILE` is `nsan summary FILE`. `nsan COMMAND --help` explains a command.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands; imports nothing heavy."""
+    top = argparse.ArgumentParser(
+        prog="nsan",
+        description="Why a CUDA Unified Memory program is slow, where, and what would help.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"nsan {nsan.__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, help_text in COMMANDS.items():
+        command = _module(name)
+        sub = commands.add_parser(
+            name,
+            help=help_text,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return top
+
+
+def _module(command: str) -> Any:
+    # `import` is a keyword: its module has another name.
+    return import_module(f"nsan.cli.{'import_' if command == 'import' else command}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments without the program's name; those of this process by default.
+
+    Returns
+    -------
+    int
+        Exit status.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        arguments.insert(0, "summary")
+    try:
+        args = parser().parse_args(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except NsanError as error:
+        sys.stderr.write(f"nsan: {error}\n")
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of a pipe has gone: leave quietly, and keep Python from flushing into it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("nsan: interrupted; nothing half-written is left.\n")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return status
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    # Unwind, so that what is half-written is removed on the way out.
+    sys.exit(143)

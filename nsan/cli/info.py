@@ -1,0 +1,116 @@
+"""What a capture holds: versions, what was recorded and how to record the rest, rows per table, health."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from nsan.cli.arguments import add_input, add_output, show_progress, write_result
+from nsan.cli.render import Field, csv_text, flat, indented, json_text, safe, table, word
+from nsan.cli.summary import gpu_lines, health_text
+from nsan.errors import UsageError
+from nsan.units import format_count
+
+_CAPTURE_FIELDS: Final = (
+    Field("kind", "Events", word, right=False),
+    Field("answer", "Recorded", word, right=False),
+    Field("n", "Rows", format_count),
+    Field("reason", "Why", word, right=False),
+    Field("switch", "nsys profile switch", word, right=False),
+)
+_TABLE_FIELDS: Final = (
+    Field("table", "Table", word, right=False),
+    Field("n_rows", "Rows", format_count),
+)
+_ANSWERS: Final = {"recorded": "yes", "not_recorded": "no", "unknown": "unknown"}
+_ROWS_OF: Final = {
+    "gpu_faults": ("gpu_faults",),
+    "cpu_faults": ("cpu_faults",),
+    "migrations": ("migrations",),
+    "allocations": ("allocations",),
+    "nvtx": ("nvtx_ranges", "nvtx_marks"),
+    "kernels": ("kernels",),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this command."""
+    add_input(parser)
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from nsan.opening import store_of
+
+    if args.format == "parquet":
+        msg = "Information about a capture is a document, not a table: use --json."
+        raise UsageError(msg)
+    folder, manifest = store_of(args.trace, progress=show_progress(args))
+    document = _document(manifest)
+    if args.format == "json":
+        text = json_text(document)
+    elif args.format == "csv":
+        text = csv_text(flat(document), ("key", "value"))
+    else:
+        text = _text(document, args, markdown=args.format == "markdown")
+        if args.verbose:
+            text += f"\nstore: {safe(folder)}\n"
+    write_result(args, text)
+    return 0
+
+
+def _document(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    from nsan.health import checks
+    from nsan.summary import SCHEMA
+
+    info, totals, tables = manifest["info"], manifest["totals"], manifest["tables"]
+    rows = {name: table["n_rows"] for name, table in tables.items()}
+    capture = {
+        kind: capture
+        | {"n": sum(rows[t] for t in _ROWS_OF[kind]) if capture["answer"] == "recorded" else None}
+        for kind, capture in info["capture"].items()
+    }
+    return {
+        "schema": SCHEMA,
+        "nsan_version": manifest["nsan_version"],
+        **{key: value for key, value in info.items() if key != "capture"},
+        "capture": capture,
+        "tables": rows,
+        "devices": totals["devices"],
+        "processes": totals["processes"],
+        "health": [asdict(check) for check in checks(info, totals)],
+    }
+
+
+def _text(document: Mapping[str, Any], args: argparse.Namespace, *, markdown: bool) -> str:
+    facts = [
+        ("nsys", document["nsys_version"]),
+        ("export schema", document["export_schema"]),
+        ("driver", document["driver_version"]),
+        ("CUDA driver", document["cuda_driver_version"]),
+        ("CPU", document["cpu"]),
+    ]
+    lines = [f"{name}: {word(value)}" for name, value in facts] + gpu_lines(document["devices"])
+    capture = [
+        {"kind": kind, **answer, "answer": _ANSWERS[answer["answer"]]}
+        for kind, answer in document["capture"].items()
+    ]
+    rows = [
+        {"table": name, "n_rows": n} for name, n in document["tables"].items() if n or args.verbose
+    ]
+    bullet = "- " if markdown else "  "
+    head = f"# {safe(document['source'])}\n" if markdown else safe(document["source"])
+    parts = [
+        head + "\n" + "\n".join(bullet + line for line in lines),
+        _shown(table(capture, _CAPTURE_FIELDS, markdown=markdown), markdown=markdown),
+        _shown(table(rows, _TABLE_FIELDS, markdown=markdown), markdown=markdown),
+        health_text(document["health"], verbose=True, markdown=markdown),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown(text: str, *, markdown: bool) -> str:
+    return text if markdown else indented(text)

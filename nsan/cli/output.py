@@ -1,0 +1,70 @@
+"""One table in whatever format was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nsan.cli.arguments import output_path, write_result
+from nsan.cli.render import Field, Row, csv_text, json_text, table
+from nsan.errors import StoreWriteError
+
+
+def write_table(
+    args: argparse.Namespace,
+    rows: Sequence[Row],
+    *,
+    fields: Sequence[Field],
+    columns: Sequence[str],
+    document: Mapping[str, Any],
+    notes: Sequence[str],
+) -> None:
+    """Write a table for people or machines.
+
+    Parameters
+    ----------
+    args : Namespace
+        Format, number of rows and output.
+    rows : sequence of mapping
+        All rows of the table.
+    fields : sequence of Field
+        Columns for people.
+    columns : sequence of str
+        Columns for CSV and Parquet.
+    document : mapping
+        What JSON holds.
+    notes : sequence of str
+        What the table cannot say; printed with it for people, on stderr beside other formats.
+    """
+    shown = rows[: args.rows]
+    if args.format in {"table", "markdown"}:
+        parts = [table(shown, fields, markdown=args.format == "markdown")] if shown else []
+        if len(shown) < len(rows):
+            parts.append(f"({len(rows) - len(shown)} more rows)")
+        write_result(args, "\n\n".join([*parts, *notes]) + "\n")
+        return
+    if args.format == "json":
+        write_result(args, json_text(document))
+    elif args.format == "csv":
+        write_result(args, csv_text(shown, columns))
+    else:
+        _write_parquet(args, shown, columns)
+    if not args.quiet:
+        sys.stderr.writelines(f"nsan: {note}\n" for note in notes)
+
+
+def _write_parquet(args: argparse.Namespace, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    import polars as pl
+
+    path = output_path(args)
+    frame = pl.DataFrame(
+        [{key: row[key] for key in columns} for row in rows], infer_schema_length=None
+    )
+    try:
+        (
+            frame if columns and rows else pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
+        ).write_parquet(path)
+    except OSError as error:
+        raise StoreWriteError(path, error.strerror or str(error)) from error

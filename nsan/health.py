@@ -1,0 +1,304 @@
+"""Can this capture be trusted, and for what? Figures and metadata, put into words.
+
+Standard library only, like the rest of the warm path. The figures come from
+:mod:`nsan.analysis.health`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from nsan.io.nsys_info import NEWEST_SCHEMA, parse_version
+from nsan.units import format_count, format_time
+
+Status = Literal["ok", "warn", "fail", "unknown"]
+
+_COHERENT: Final = re.compile(r"\b(GH200|GB200|GB300|GB10)\b")
+_TELLING: Final = re.compile(
+    r"(?i)unified|uvm|page.?fault|lost|drop|overflow|buffer|out of memory|CUPTI"
+)
+_NAMES: Final = {
+    "gpu_faults": "GPU page faults",
+    "cpu_faults": "CPU page faults",
+    "migrations": "migrations",
+    "kernels": "kernels",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: a stable id, how bad it is, and a sentence."""
+
+    id: str
+    status: Status
+    text: str
+
+
+def checks(info: Mapping[str, Any], totals: Mapping[str, Any]) -> list[Check]:
+    """Judge a capture.
+
+    Parameters
+    ----------
+    info : mapping
+        :meth:`nsan.trace.TraceInfo.to_dict`.
+    totals : mapping
+        :func:`nsan.totals.totals`.
+
+    Returns
+    -------
+    list of Check
+        Worst first; each id at most once.
+    """
+    found = [
+        *_schema(info),
+        *_readable(info),
+        *_recorded(info),
+        *_activity(totals),
+        *_platform(info, totals),
+        *_migrations(totals),
+        *_fault_rows(info, totals),
+        *_diagnostics(totals),
+    ]
+    order: dict[Status, int] = {"fail": 0, "warn": 1, "unknown": 2, "ok": 3}
+    return sorted(found, key=lambda check: order[check.status])
+
+
+def is_coherent(totals: Mapping[str, Any]) -> str | None:
+    """Name the GPU if CPU and GPU share memory coherently on this platform."""
+    names = [device["name"] or "" for device in totals["devices"]]
+    return next((name for name in names if _COHERENT.search(name)), None)
+
+
+def _schema(info: Mapping[str, Any]) -> Iterator[Check]:
+    text, version = info["export_schema"], parse_version(info["export_schema"])
+    if version is None:
+        yield Check(
+            "schema",
+            "unknown",
+            "The export does not name its schema version; tables were taken as found.",
+        )
+    elif version > NEWEST_SCHEMA:
+        newest = ".".join(map(str, NEWEST_SCHEMA))
+        yield Check(
+            "schema",
+            "warn",
+            f"Export schema {text} is newer than {newest}, the newest that nsan was checked with: "
+            "columns that it knows were read, new ones were not.",
+        )
+    else:
+        yield Check("schema", "ok", f"Export schema {text} is known.")
+
+
+def _readable(info: Mapping[str, Any]) -> Iterator[Check]:
+    absent = [
+        f"{table}.{column}"
+        for table, columns in info["absent_columns"].items()
+        for column in columns
+    ]
+    if absent:
+        yield Check(
+            "columns",
+            "fail",
+            f"Columns are missing in the export: {', '.join(absent)}. Figures that need them are unknown.",
+        )
+    losses = {table: dict(columns) for table, columns in info["losses"].items()}
+    reversed_rows = sum(columns.pop("end before start", 0) for columns in losses.values())
+    lost = [
+        f"{table}.{column} ({format_count(n)})"
+        for table, columns in losses.items()
+        for column, n in columns.items()
+    ]
+    if lost:
+        yield Check(
+            "cells",
+            "fail",
+            f"Cells are empty, out of range or of the wrong type: {', '.join(lost)}. "
+            "Totals that need them are unknown.",
+        )
+    if not absent and not lost:
+        yield Check("cells", "ok", "Every value that nsan needs could be read.")
+    if reversed_rows:
+        yield Check(
+            "durations",
+            "warn",
+            f"{format_count(reversed_rows)} rows end before they start; they count with no length.",
+        )
+
+
+def _recorded(info: Mapping[str, Any]) -> Iterator[Check]:
+    for kind, name in _NAMES.items():
+        capture = info["capture"][kind]
+        what = name[0].upper() + name[1:]
+        again = f"Profile again with `nsys profile {capture['switch']} ...`."
+        if capture["answer"] == "not_recorded":
+            yield Check(
+                f"{kind}_recorded",
+                "warn",
+                f"{what} were not recorded: {capture['reason']}. {again}",
+            )
+        elif capture["answer"] == "unknown":
+            text = f"Whether {name} were recorded is unknown: {capture['reason']}. {again}"
+            yield Check(f"{kind}_recorded", "unknown", text)
+        else:
+            yield Check(f"{kind}_recorded", "ok", f"{what} were recorded: {capture['reason']}.")
+
+
+def _activity(totals: Mapping[str, Any]) -> Iterator[Check]:
+    counts = totals["counts"]
+    if any(counts[name] for name in ("kernels", "copies", "memsets", "migrations", "gpu_faults")):
+        return
+    if counts["api_calls"]:
+        why = "CUDA was called, but no kernel or copy ran before the profiler stopped"
+    else:
+        why = "the program, or the part of it that was profiled, did not use CUDA"
+    yield Check(
+        "gpu_activity",
+        "warn",
+        f"No GPU activity was recorded: {why}. If it should have, check that the process that uses "
+        "the GPU is profiled (child processes, ranks) and ends normally.",
+    )
+
+
+def _platform(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
+    managed = totals["managed"]["n_managed_allocations"] or totals["managed"]["n_managed_calls"]
+    moved = (
+        totals["counts"]["migrations"]
+        + totals["counts"]["gpu_faults"]
+        + totals["counts"]["cpu_faults"]
+    )
+    coherent = is_coherent(totals)
+    if coherent:
+        yield Check(
+            "platform",
+            "ok",
+            f"{coherent} is a coherent platform: CPU and GPU read each other's memory without "
+            "faults, and pages move on access counters. Few or no faults and migrations are "
+            "normal here, and do not mean that data is local.",
+        )
+    elif info["platform"] == "wsl":
+        yield Check(
+            "platform",
+            "ok",
+            "The capture is from WSL, where managed memory moves whole at launches and never "
+            "faults on demand.",
+        )
+    elif managed and not moved:
+        yield Check(
+            "managed_without_traffic",
+            "warn",
+            f"Managed memory was allocated ({format_count(managed)} times) but no migration or fault "
+            "is there. Likely: only one side touched it, it was in place, the platform does not "
+            "fault on demand (Windows, WSL), or the rows were not recorded.",
+        )
+
+
+def _migrations(totals: Mapping[str, Any]) -> Iterator[Check]:
+    figures = totals["figures"]["migration figures"]
+    pushes = totals["figures"]["push figures"]
+    if not figures["n"]:
+        return
+    odd = _counted(
+        (figures["n_part_pages"], "are not whole pages"),
+        (figures["n_over_va_block"], "cross a 2 MiB VA block"),
+        (figures["n_no_length"], "take no time"),
+    )
+    yield (
+        Check("migration_sizes", "warn", f"Of {format_count(figures['n'])} migrations {odd}.")
+        if odd
+        else Check("migration_sizes", "ok", "Every migration is whole pages inside one VA block.")
+    )
+    unnamed = _counted(
+        (figures["n_other_cause"], "have a cause that nsan does not know"),
+        (figures["n_no_cause"], "have no cause"),
+        (figures["n_no_address"], "have no address"),
+        (figures["n_no_process"], "have no process"),
+    )
+    if unnamed:
+        yield Check(
+            "migration_labels", "warn", f"Of {format_count(figures['n'])} migrations {unnamed}."
+        )
+    headless = pushes["n_headless_pushes"]
+    if headless:
+        yield Check(
+            "lost_rows",
+            "warn",
+            f"{format_count(headless)} of {format_count(pushes['n_pushes'])} pushes to a GPU hold "
+            "prefetched pages but no faulted one: rows were probably lost while recording, and "
+            "totals are lower bounds.",
+        )
+    elif not figures["n_no_address"] and not figures["n_no_cause"]:
+        yield Check(
+            "lost_rows",
+            "ok",
+            "Every push to a GPU begins with what caused it: no sign of lost rows.",
+        )
+
+
+def _counted(*pairs: tuple[int | None, str]) -> str:
+    return ", ".join(f"{format_count(n)} {words}" for n, words in pairs if n)
+
+
+def _fault_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
+    rows = totals["figures"]["fault figures"]
+    if info["capture"]["gpu_faults"]["answer"] != "recorded" or not rows["n"]:
+        return
+    batches = totals["figures"]["batch figures"]
+    broken = _counted(
+        (rows["n_shared_ends"], "share their end"),
+        (rows["n_out_of_order"], "end out of order"),
+        (rows["n_counts_outside"], "have a count outside 1 to 256"),
+        (batches["n_pages_above"], "lie above their lowest faulted page"),
+    )
+    copies = _counted(
+        (batches["n_copies_outside"], "fall into no fault row"),
+        (batches["n_descending"], "descend within one"),
+    )
+    n_rows, n_copies = format_count(rows["n"]), format_count(batches["n_copies"])
+    if broken or copies:
+        parts = [f"of {n_rows} GPU fault rows {broken}"] * bool(broken)
+        parts += [f"of {n_copies} fault-caused copies {copies}"] * bool(copies)
+        text = "; ".join(parts)
+        yield Check(
+            "fault_rows",
+            "warn",
+            f"GPU fault rows are not all driver batches: {text}. Rows were lost, or mean something "
+            "else here; batch figures built on them would not hold.",
+        )
+    else:
+        yield Check(
+            "fault_rows",
+            "ok",
+            f"All {n_rows} GPU fault rows fit one driver batch each, with {n_copies} copies.",
+        )
+    yield from _clocks(totals)
+
+
+def _clocks(totals: Mapping[str, Any]) -> Iterator[Check]:
+    clock = totals["figures"]["clock figures"]
+    if clock["n_outside_kernels"] and clock["kernel_lag_ns"] is not None:
+        yield Check(
+            "clocks",
+            "ok",
+            f"{format_count(clock['n_outside_kernels'])} fault rows start outside kernels, up to "
+            f"{format_time(clock['kernel_lag_ns'])} before the next one: kernel times lag behind the "
+            "GPU clock of faults, or copies faulted.",
+        )
+
+
+def _diagnostics(totals: Mapping[str, Any]) -> Iterator[Check]:
+    errors = [
+        text for row in totals["diagnostics"] if row["severity"] == "error" for text in row["texts"]
+    ]
+    warnings = [
+        text
+        for row in totals["diagnostics"]
+        if row["severity"] == "warning"
+        for text in row["texts"]
+        if _TELLING.search(text or "")
+    ]
+    said = [" ".join((text or "").split())[:200] for text in errors + warnings]
+    if said:
+        yield Check("diagnostics", "warn", "nsys reported: " + " | ".join(said))

@@ -1,0 +1,54 @@
+"""What is known about a capture besides its rows. Standard library only: the warm path reads it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Answer = Literal["recorded", "not_recorded", "unknown"]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Whether one kind of event was recorded: three answers, never two."""
+
+    answer: Answer
+    switch: str
+    """The `nsys profile` switch that records it."""
+    reason: str
+    """Why this answer, for people."""
+
+
+@dataclass(frozen=True)
+class TraceInfo:
+    """What is known about a capture besides its rows. Holds no private data of the export."""
+
+    source: str
+    """Name of the file, without its folder."""
+    kind: str
+    nsys_version: str | None = None
+    export_schema: str | None = None
+    session_start_utc_ns: int | None = None
+    driver_version: str | None = None
+    cuda_driver_version: str | None = None
+    cpu: str | None = None
+    cpu_architecture: str | None = None
+    platform: str | None = None
+    """``wsl``, ``tegra`` or null."""
+    graph_mode: str | None = None
+    capture: dict[str, Capture] = field(default_factory=dict)
+    """By kind of event: gpu_faults, cpu_faults, migrations, allocations, nvtx, kernels."""
+    losses: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By table and column of the export: cells that could not be read."""
+    absent_columns: dict[str, list[str]] = field(default_factory=dict)
+    """By table of the export: columns that nsan reads and that are not there."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain containers, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> TraceInfo:
+        """Read back what :meth:`to_dict` wrote."""
+        capture = {kind: Capture(**answer) for kind, answer in data["capture"].items()}
+        return cls(**{**data, "capture": capture})

@@ -1,0 +1,1 @@
+"""Files on disk to typed frames, and back to a Parquet store."""

@@ -1,0 +1,154 @@
+"""The manifest of a store, and the fingerprint of its source.
+
+Standard library only: the warm path of the command line reads a manifest and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nsan.errors import BrokenStoreError, InputMissingError, NoPermissionError
+
+STORE_FORMAT: Final = 1
+"""Raise it when what a store holds changes: older stores are then made again."""
+
+MANIFEST: Final = "manifest.json"
+_SAMPLE_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What tells that a source is still the file that was imported.
+
+    Attributes
+    ----------
+    name : str
+        File name without its folder.
+    size : int
+        Bytes.
+    mtime_ns : int
+        Time of the last change.
+    digest : str
+        SHA-256 of the first and last 64 KiB; the first hold SQLite's change counter.
+    logs : str
+        Sizes and times of `-wal` and `-journal` files beside it; empty without.
+    keep_paths : bool
+        Whether whole paths were kept.
+    """
+
+    name: str
+    size: int
+    mtime_ns: int
+    digest: str
+    logs: str
+    keep_paths: bool
+
+
+def fingerprint(path: Path, *, keep_paths: bool = False) -> Fingerprint:
+    """Take the fingerprint of a source.
+
+    Raises
+    ------
+    InputMissingError, NoPermissionError
+        If it cannot be read.
+    """
+    try:
+        status = path.stat()
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, status.st_size - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    except FileNotFoundError as error:
+        raise InputMissingError(path) from error
+    except PermissionError as error:
+        raise NoPermissionError(path) from error
+    real = path.resolve()
+    logs = [_size_and_time(real.with_name(real.name + suffix)) for suffix in ("-wal", "-journal")]
+    return Fingerprint(
+        name=path.name,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        digest=digest.hexdigest(),
+        logs=" ".join(log for log in logs if log),
+        keep_paths=keep_paths,
+    )
+
+
+def _size_and_time(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return (
+        f"{path.name[path.name.rfind('-') :]}:{status.st_size}:{status.st_mtime_ns}"
+        if status.st_size
+        else ""
+    )
+
+
+def cache_folder() -> Path:
+    """Where stores go that the user did not place: NSAN_CACHE_DIR, or the user's cache folder."""
+    chosen = os.environ.get("NSAN_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("nsan"))
+
+
+def default_store(path: Path) -> Path:
+    """Name the store of a source in the cache folder; one per place of a source."""
+    place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
+    return cache_folder() / "stores" / f"{path.stem[:60]}-{place}"
+
+
+def is_store(folder: Path) -> bool:
+    """Say whether a folder holds a manifest."""
+    return (folder / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read and check the manifest of a store.
+
+    Returns
+    -------
+    dict
+        ``store_format``, ``nsan_version``, ``source`` (a :class:`Fingerprint`), ``info``,
+        ``tables`` (by name: ``n_rows``, ``parts`` with name and bytes) and ``totals``.
+
+    Raises
+    ------
+    BrokenStoreError
+        If it cannot be read, is of another format, or a part of the store is missing.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except PermissionError as error:
+        raise NoPermissionError(folder / MANIFEST) from error
+    except (OSError, ValueError) as error:
+        raise BrokenStoreError(folder, f"its manifest cannot be read ({error})") from error
+    if not isinstance(manifest, dict) or manifest.get("store_format") != STORE_FORMAT:
+        raise BrokenStoreError(folder, "it was written by another version of nsan")
+    for name, table in manifest["tables"].items():
+        for part in table["parts"]:
+            file = folder / name / part["name"]
+            if not file.is_file() or file.stat().st_size != part["bytes"]:
+                raise BrokenStoreError(folder, f"{name}/{part['name']} is missing or cut short")
+    return manifest
+
+
+def current_manifest(folder: Path, source: Fingerprint) -> dict[str, Any] | None:
+    """Return the manifest of a store if it was made from this very source, else None."""
+    if not is_store(folder):
+        return None
+    try:
+        manifest = read_manifest(folder)
+    except BrokenStoreError:
+        return None
+    return manifest if manifest.get("source") == asdict(source) else None

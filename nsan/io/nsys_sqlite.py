@@ -1,0 +1,363 @@
+"""Read one nsys SQLite export: event tables in ranges, context tables whole, metadata by whitelist."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from nsan.errors import NotAnExportError
+from nsan.info import Capture, TraceInfo
+from nsan.io import nsys_context, nsys_info
+from nsan.io.nsys_tables import STREAMED, Source, Strings
+from nsan.io.sqlite_file import CellType, SqliteFile
+
+ROWS_PER_RANGE: Final = 1 << 19
+_WORKERS: Final = 2
+_NSYS_MARKS: Final = (
+    *nsys_info.EXPORT_TABLES,
+    nsys_info.CAPTURE_TABLE,
+    "StringIds",
+    "ANALYSIS_DETAILS",
+    "TARGET_INFO_SYSTEM_ENV",
+    "PROCESSES",
+    "NVTX_EVENTS",
+    *(source.table for source in STREAMED),
+)
+_NVPROF_MARKS: Final = ("CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER", "StringTable")
+
+Sink = Callable[[str, pl.DataFrame], None]
+"""Takes rows of a table of ours; called from one thread per table at a time, ranges in order."""
+
+Progress = Callable[[str, int], None]
+"""Takes the name of a table and how many of its rows have just been read."""
+
+
+@dataclass
+class Losses:
+    """What could not be read, counted per table of the export."""
+
+    cells: dict[str, dict[str, int]] = field(default_factory=dict)
+    absent: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, table: str, counts: Mapping[str, int]) -> None:
+        """Add counts of lost cells by column."""
+        for column, count in counts.items():
+            if count:
+                per_column = self.cells.setdefault(table, {})
+                per_column[column] = per_column.get(column, 0) + count
+
+
+class NsysExport:
+    """One export, open for reading; a context manager.
+
+    Parameters
+    ----------
+    path : Path
+        The `.sqlite` file.
+    keep_paths : bool
+        Keep whole paths of programs, binaries and source files instead of their last part.
+    rows_per_range : int
+        Rows read at a time.
+    """
+
+    def __init__(
+        self, path: Path, *, keep_paths: bool = False, rows_per_range: int = ROWS_PER_RANGE
+    ) -> None:
+        self.path = path
+        self.database = SqliteFile(path)
+        self.losses = Losses()
+        self._rows_per_range = rows_per_range
+        self._n_rows: dict[str, int] = defaultdict(int)
+        self._seen: dict[str, set[int]] = {"pid": set(), "device_id": set()}
+        self._last_ns: int | None = None
+        self._shift_ns = 0
+        try:
+            self._check_kind()
+            self.metadata = self._pairs(nsys_info.EXPORT_TABLES, nsys_info.EXPORT_KEYS)
+            self._shift_ns = self._time_shift()
+            self.strings = Strings(self._string_ids(), keep_paths=keep_paths)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> NsysExport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the database."""
+        self.database.close()
+
+    def _check_kind(self) -> None:
+        has = self.database.has_table
+        if all(has(mark) for mark in _NVPROF_MARKS):
+            what = "a database of nvprof or the Visual Profiler, not of Nsight Systems"
+            raise NotAnExportError(self.path, what)
+        if not any(has(mark) for mark in _NSYS_MARKS):
+            names = self.database.table_names
+            listed = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+            what = f"a database of something else (tables: {listed or 'none'})"
+            raise NotAnExportError(self.path, what)
+
+    def n_source_rows(self) -> int:
+        """Estimate the rows to read, from row ids."""
+        tables = [source.table for source in STREAMED] + [nsys_context.NVTX.table]
+        total = 0
+        for table in tables:
+            for first, last in self._ranges(table):
+                total += last - first + 1
+        return total
+
+    def copy_tables(self, sink: Sink, progress: Progress) -> None:
+        """Read every table of ours and hand it to a sink.
+
+        Event tables come in ranges, in the order of the file, context tables whole.
+        """
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            for source in STREAMED:
+                for built in self._stream(source, pool):
+                    for name, frame in built.frames.items():
+                        self._note(frame, name)
+                        sink(name, frame)
+                    progress(source.table, built.n_read)
+        for name, frame in self._context().items():
+            self._n_rows[name] += frame.height
+            sink(name, frame)
+
+    def _stream(self, source: Source, pool: ThreadPoolExecutor) -> Iterator[_Built]:
+        self._note_absent(source)
+        waiting = self._ranges(source.table)
+        running: list[Future[_Built]] = []
+        try:
+            # At most one finished range waits while the next is read: memory stays bounded.
+            while waiting or running:
+                while waiting and len(running) < _WORKERS:
+                    running.append(pool.submit(self._build, source, waiting.pop(0)))
+                built = running.pop(0).result()
+                self.losses.add(source.table, built.lost)
+                yield built
+        finally:
+            for future in running:
+                future.cancel()
+
+    def _ranges(self, table: str) -> list[tuple[int, int]]:
+        if not self.database.has_table(table):
+            return []
+        return self.database.row_ranges(table, rows=self._rows_per_range)
+
+    def _note_absent(self, source: Source) -> None:
+        if not self.database.has_table(source.table):
+            return
+        spelt = self.database.columns(source.table)
+        absent = [column for column in source.required if column.lower() not in spelt]
+        if absent:
+            self.losses.absent[source.table] = absent
+
+    def _build(self, source: Source, between: tuple[int, int]) -> _Built:
+        rows, lost = self._read(source, between)
+        return _Built(
+            {name: build(rows, self.strings) for name, build in source.targets.items()},
+            lost,
+            rows.height,
+        )
+
+    def _read(
+        self, source: Source, between: tuple[int, int]
+    ) -> tuple[pl.DataFrame, dict[str, int]]:
+        rows, misfits = self.database.read(source.table, dict(source.columns), between)
+        spelt = self.database.columns(source.table)
+        counted = [column for column in source.required if column.lower() in spelt]
+        rows = rows.with_columns(
+            pl.when(pl.col(column).is_between(-limit, limit)).then(pl.col(column))
+            for column, limit in source.limits.items()
+        )
+        if self._shift_ns:
+            times = [c for c in ("start", "end", "timestamp") if c in source.columns]
+            rows = rows.with_columns(pl.col(times) - self._shift_ns)
+        # A required cell is lost where it is null now, whatever made it so.
+        lost = rows.select(pl.col(counted).null_count()).row(0, named=True) if counted else {}
+        lost = {**misfits, **lost}
+        if {"start", "end"} <= set(source.columns):
+            lost["end before start"] = rows.select((pl.col("end") < pl.col("start")).sum()).item()
+        return rows, lost
+
+    def _note(self, frame: pl.DataFrame, name: str) -> None:
+        self._n_rows[name] += frame.height
+        self._note_ids(frame)
+        last = frame["end_ns" if "end_ns" in frame.columns else "start_ns"].max()
+        if isinstance(last, int):
+            self._last_ns = last if self._last_ns is None else max(last, self._last_ns)
+
+    def _note_ids(self, frame: pl.DataFrame) -> None:
+        for column, seen in self._seen.items():
+            if column in frame.columns:
+                seen.update(frame[column].drop_nulls().unique().to_list())
+
+    def _whole(self, source: Source) -> pl.DataFrame:
+        self._note_absent(source)
+        parts = []
+        for between in self._ranges(source.table):
+            rows, lost = self._read(source, between)
+            self.losses.add(source.table, lost)
+            parts.append(rows)
+        schema_of = {name: _POLARS[kind] for name, kind in source.columns.items()}
+        return pl.concat(parts) if parts else pl.DataFrame(schema=schema_of)
+
+    def _context(self) -> dict[str, pl.DataFrame]:
+        nvtx = self._whole(nsys_context.NVTX)
+        last = max((ns for ns in (self._last_ns, _latest(nvtx)) if ns is not None), default=None)
+        frames = {
+            "nvtx_ranges": nsys_context.nvtx_ranges(nvtx, self.strings, last),
+            "nvtx_marks": nsys_context.nvtx_marks(nvtx, self.strings),
+            "allocations": nsys_context.allocations(self._whole(nsys_context.MEMORY_EVENTS)),
+            "diagnostics": nsys_context.diagnostics(self._whole(nsys_context.DIAGNOSTIC_EVENTS)),
+        }
+        # The profiler's own messages come from processes that need not have events.
+        for name in ("nvtx_ranges", "nvtx_marks", "allocations"):
+            self._note_ids(frames[name])
+        used = pl.DataFrame(
+            {"device_id": sorted(self._seen["device_id"])}, schema={"device_id": pl.Int64}
+        )
+        named = self._rows("PROCESSES", {"globalPid": "integer", "name": "text"})
+        frames["processes"] = nsys_context.processes(named, sorted(self._seen["pid"]), self.strings)
+        frames["devices"] = nsys_context.devices(self._gpus(), self._ordinals(), used)
+        return frames
+
+    def _gpus(self) -> pl.DataFrame:
+        numbers = (
+            "id",
+            "cuDevice",
+            "deviceId",
+            "totalMemory",
+            "memoryBandwidth",
+            "smCount",
+            "computeMajor",
+            "computeMinor",
+        )
+        columns: dict[str, CellType] = dict.fromkeys(numbers, "integer")
+        rows = self._rows("TARGET_INFO_GPU", {**columns, "name": "text", "chipName": "text"})
+        # Before 2022 the table had the ordinal only, as deviceId.
+        return rows.with_columns(cuDevice=pl.coalesce("cuDevice", "deviceId"))
+
+    def _ordinals(self) -> pl.DataFrame:
+        columns: dict[str, CellType] = {"gpuId": "integer", "cudaId": "integer", "pid": "integer"}
+        return self._rows("TARGET_INFO_CUDA_DEVICE", columns)
+
+    def _rows(self, table: str, columns: dict[str, CellType]) -> pl.DataFrame:
+        return self._whole(Source(table, columns, (), {}))
+
+    def _string_ids(self) -> pl.DataFrame:
+        rows = self._rows("StringIds", {"id": "integer", "value": "text"})
+        return rows.drop_nulls("id").unique("id", keep="first", maintain_order=True)
+
+    def _pairs(self, tables: Sequence[str], keys: Sequence[str]) -> dict[str, list[str]]:
+        """Read the values of whitelisted names out of name/value tables."""
+        found: dict[str, list[str]] = {}
+        for table in tables:
+            rows = self._rows(table, {"name": "text", "value": "text"})
+            # Options of one process carry its number before a colon.
+            bare = pl.col("name").str.replace(r"^PROCESS_\d+:", "")
+            rows = rows.with_columns(bare).filter(pl.col("name").is_in(list(keys)))
+            for name, value in rows.drop_nulls().select("name", "value").iter_rows():
+                found.setdefault(name, []).append(value)
+        return found
+
+    def _time_shift(self) -> int:
+        """Nanoseconds that the export added to every time: ``--ts-shift`` and ``--ts-normalize``."""
+        shift = _integer(self._one("EXPORT_PARAM_TIME_SHIFT")) or 0
+        if nsys_info.is_true(self._one("EXPORT_PARAM_TIME_NORMALIZE")):
+            shift += self._session_start() or 0
+        return shift
+
+    def _session_start(self) -> int | None:
+        rows = self._rows("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": "integer"})
+        return rows["utcEpochNs"].drop_nulls().first() if rows.height else None  # type: ignore[return-value]
+
+    def _one(self, key: str) -> str | None:
+        return self.metadata.get(key, [None])[0]
+
+    def info(self) -> TraceInfo:
+        """Describe the capture; call it after :meth:`copy_tables`, whose rows decide."""
+        environment = self._pairs([nsys_info.ENVIRONMENT_TABLE], nsys_info.ENVIRONMENT_KEYS)
+        options = self._pairs([nsys_info.CAPTURE_TABLE], nsys_info.CAPTURE_KEYS)
+        first = {key: values[0] for key, values in environment.items()}
+        architecture = first.get("CpuArchitecture")
+        return TraceInfo(
+            source=self.path.name,
+            kind="nsys-sqlite",
+            nsys_version=self._one("EXPORT_PRODUCT_VERSION"),
+            export_schema=self._one("EXPORT_SCHEMA_VERSION"),
+            session_start_utc_ns=self._session_start(),
+            driver_version=nsys_info.driver_version(first.get("NvDriverVersion")),
+            cuda_driver_version=first.get("CudaDriverVersion"),
+            cpu=first.get("CpuDescription"),
+            cpu_architecture=architecture,
+            platform=nsys_info.platform_of(first.get("SoftwareReleaseVersion"), architecture),
+            graph_mode=options.get("CUDA_GRAPH_TRACE_OPTIONS:MODE", [None])[0],
+            capture={kind: self._answer(kind, options) for kind in nsys_info.SWITCHES},
+            losses=self.losses.cells,
+            absent_columns=self.losses.absent,
+        )
+
+    def _answer(self, kind: str, options: dict[str, list[str]]) -> Capture:
+        table, ours, deciding = _EVIDENCE[kind]
+        restricted = bool(self._one("EXPORT_PARAM_TABLES_TO_EXPORT"))
+        lazy = nsys_info.is_true(self._one("EXPORT_PARAM_LAZY") or self._one("EXPORT_LAZY"))
+        return nsys_info.answer(
+            kind,
+            nsys_info.Evidence(
+                n_rows=sum(self._n_rows[name] for name in ours),
+                has_table=self.database.has_table(table),
+                readable=self._tells_apart(table, deciding),
+                lazy=False if restricted else lazy,
+                option=nsys_info.option_of(kind, options),
+                cuda_seen=any(self._n_rows[name] for name in _CUDA_TABLES),
+            ),
+        )
+
+    def _tells_apart(self, table: str, deciding: str | None) -> bool:
+        lost = self.losses.cells.get(table, {}).get(deciding or "", 0)
+        return not lost and deciding not in self.losses.absent.get(table, [])
+
+
+@dataclass(frozen=True)
+class _Built:
+    frames: dict[str, pl.DataFrame]
+    lost: dict[str, int]
+    n_read: int
+
+
+_POLARS: Final[dict[CellType, type[pl.DataType]]] = {
+    "integer": pl.Int64,
+    "real": pl.Float64,
+    "text": pl.String,
+}
+_CUDA_TABLES: Final = ("migrations", "copies", "memsets", "kernels", "api_calls")
+_EVIDENCE: Final[dict[str, tuple[str, tuple[str, ...], str | None]]] = {
+    "gpu_faults": ("CUDA_UM_GPU_PAGE_FAULT_EVENTS", ("gpu_faults",), None),
+    "cpu_faults": ("CUDA_UM_CPU_PAGE_FAULT_EVENTS", ("cpu_faults",), None),
+    "migrations": ("CUPTI_ACTIVITY_KIND_MEMCPY", ("migrations",), "copyKind"),
+    "allocations": ("CUDA_GPU_MEMORY_USAGE_EVENTS", ("allocations",), "memoryOperationType"),
+    "nvtx": ("NVTX_EVENTS", ("nvtx_ranges", "nvtx_marks"), "eventType"),
+    "kernels": ("CUPTI_ACTIVITY_KIND_KERNEL", ("kernels",), None),
+}
+
+
+def _latest(rows: pl.DataFrame) -> int | None:
+    value = rows.select(pl.max_horizontal(pl.col("start").max(), pl.col("end").max())).item()
+    return value if isinstance(value, int) else None
+
+
+def _integer(text: str | None) -> int | None:
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None

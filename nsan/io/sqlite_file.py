@@ -1,0 +1,366 @@
+"""One SQLite database, opened so that it can neither change nor be harmed, and read by ranges.
+
+SQLAlchemy reflects the tables and builds the queries, ADBC moves the rows. Three habits of SQLite
+shape this module (all measured on ADBC 1.13):
+
+* A column's cells may be of any type, and ADBC takes a column's type from its first rows. So each
+  query begins with a typed row, and a range whose columns still come out with another type is read
+  again with every misfit cell as null.
+* Text need not be UTF-8, so text travels as bytes.
+* Opening a database beside a `-wal` file writes to the folder, unless it is opened as immutable,
+  which ignores the `-wal`. So a database with a filled `-wal` is copied first, with it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import stat
+import tempfile
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+from urllib.parse import quote
+
+import adbc_driver_manager
+import adbc_driver_sqlite.dbapi
+import polars as pl
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
+
+from nsan.errors import DamagedExportError, InputMissingError, NoPermissionError, NotAnExportError
+
+CellType = Literal["integer", "real", "text"]
+
+_MAGIC: Final = b"SQLite format 3\0"
+_OTHER_MAGIC: Final = {
+    b"\x1f\x8b": ("gzip data", "Unpack it first: `gunzip FILE`."),
+    b"PK\x03\x04": ("a zip archive", "Unpack it first."),
+    b"PAR1": ("a Parquet file", ""),
+    b"\x80\x02": ("a pickle", ""),
+    b"\x80\x04": ("a pickle", ""),
+}
+_REPORT_SUFFIXES: Final = {".nsys-rep", ".qdrep", ".qdstrm"}
+_BATCH_ROWS: Final = 1 << 16
+_MOST_RANGES: Final = 1024
+_ROW_MARK: Final = "_row"
+_SEED: Final[dict[CellType, str]] = {"integer": "0", "real": "0.0", "text": "X''"}
+_DTYPES: Final[dict[CellType, type[pl.DataType]]] = {
+    "integer": pl.Int64,
+    "real": pl.Float64,
+    "text": pl.Binary,
+}
+_CELL_TYPES: Final[dict[CellType, tuple[str, ...]]] = {
+    "integer": ("integer",),
+    "real": ("real", "integer"),
+    "text": ("text", "blob", "integer", "real"),
+}
+
+
+def check_readable(path: Path) -> None:
+    """Say what a file is if it is not a whole SQLite database.
+
+    Raises
+    ------
+    InputMissingError, NoPermissionError, NotAnExportError, DamagedExportError
+        One for each way in which a path is not a database.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAnExportError(path, "not a regular file")
+        with path.open("rb") as file:
+            head = file.read(100)
+    except FileNotFoundError as error:
+        raise InputMissingError(path) from error
+    except PermissionError as error:
+        raise NoPermissionError(path) from error
+    except OSError as error:
+        raise DamagedExportError(path, f"it cannot be read ({error.strerror})") from error
+    if not head:
+        raise NotAnExportError(
+            path, "an empty file", "The export was probably interrupted: export it again."
+        )
+    if not head.startswith(_MAGIC):
+        raise _not_a_database(path, head)
+    _check_length(path, head, status.st_size)
+
+
+def _not_a_database(path: Path, head: bytes) -> NotAnExportError:
+    if path.suffix in _REPORT_SUFFIXES:
+        return NotAnExportError(
+            path,
+            "an nsys report, not an export",
+            f"Export it first: `nsys export --type sqlite {path.name}`, then give nsan the .sqlite.",
+        )
+    for magic, (what, advice) in _OTHER_MAGIC.items():
+        if head.startswith(magic):
+            return NotAnExportError(path, what, advice)
+    return NotAnExportError(path, "not a SQLite database")
+
+
+def _check_length(path: Path, head: bytes, size: int) -> None:
+    page_bytes = int.from_bytes(head[16:18], "big")
+    page_bytes = 65536 if page_bytes == 1 else page_bytes
+    pages = int.from_bytes(head[28:32], "big")
+    # The page count is valid only if the last writer kept it up to date.
+    counted = head[24:28] == head[92:96] and pages > 0
+    if len(head) < 100 or (counted and size < pages * page_bytes):
+        whole = f"{pages * page_bytes:,}" if counted else "at least 100"
+        raise DamagedExportError(path, f"cut short, {size:,} of {whole} bytes")
+
+
+class SqliteFile:
+    """A database open for reading; a context manager.
+
+    Attributes
+    ----------
+    path : Path
+        The database as the user named it.
+    tables : dict of str to dict of str to str
+        By table name in lower case: its columns, by name in lower case, as spelt.
+    """
+
+    def __init__(self, path: Path) -> None:
+        check_readable(path)
+        self.path = path
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._uri = f"file:{quote(str(self._unchanging(path)))}?mode=ro&immutable=1"
+        self._engine = sa.create_engine(
+            "sqlite://", creator=lambda: sqlite3.connect(self._uri, uri=True), poolclass=sa.NullPool
+        )
+        self._names: dict[str, str] = {}
+        self.tables: dict[str, dict[str, str]] = {}
+        try:
+            self._inspector = sa.inspect(self._engine)
+            self._names = {name.lower(): name for name in self._inspector.get_table_names()}
+        except sa.exc.DatabaseError as error:
+            self.close()
+            raise DamagedExportError(path, _first_line(error)) from error
+
+    def _unchanging(self, path: Path) -> Path:
+        """Return a database that no reader needs to touch: the file, or a copy made whole."""
+        real = path.resolve()
+        logs = [
+            log
+            for log in map(real.with_name, (f"{real.name}-wal", f"{real.name}-journal"))
+            if _filled(log)
+        ]
+        if not logs:
+            return real
+        self._scratch = tempfile.TemporaryDirectory(prefix="nsan-")
+        copy = Path(self._scratch.name) / real.name
+        try:
+            for source in (real, *logs):
+                shutil.copyfile(source, copy.with_name(source.name))
+            with closing(sqlite3.connect(copy)) as connection:
+                connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+        except (OSError, sqlite3.DatabaseError) as error:
+            self._scratch.cleanup()
+            raise DamagedExportError(
+                path, f"it has a log beside it that cannot be applied ({_first_line(error)})"
+            ) from error
+        return copy
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the database and any scratch copy."""
+        self._engine.dispose()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of all tables, as spelt."""
+        return sorted(self._names.values())
+
+    def has_table(self, table: str) -> bool:
+        """Say whether a table exists, in any spelling of case."""
+        return table.lower() in self._names
+
+    def columns(self, table: str) -> dict[str, str]:
+        """Return the columns of a table, by name in lower case, as spelt; empty if it is absent."""
+        key = table.lower()
+        if key not in self.tables:
+            name = self._names.get(key)
+            found = self._inspector.get_columns(name) if name else []
+            self.tables[key] = {column["name"].lower(): column["name"] for column in found}
+        return self.tables[key]
+
+    def row_ranges(self, table: str, *, rows: int) -> list[tuple[int, int]]:
+        """Cut a table into ranges of row ids, first and last inclusive, of about ``rows`` rows."""
+        source = sa.table(self._names[table.lower()])
+        rowid: sa.ColumnElement[int] = sa.literal_column("rowid")
+        extent = sa.select(sa.func.min(rowid), sa.func.max(rowid)).select_from(source)
+        first, last = self._ask(extent)[0]
+        if first is None:
+            return []
+        if last - first < _MOST_RANGES * rows:
+            return [(at, min(at + rows - 1, last)) for at in range(first, last + 1, rows)]
+        # A huge table, or row ids with huge gaps: cut by rows instead of by ids.
+        number = sa.func.row_number().over(order_by=rowid)
+        numbered = sa.select(rowid.label("id"), number.label("n")).select_from(source).subquery()
+        cuts = [
+            row[0] for row in self._ask(sa.select(numbered.c.id).where(numbered.c.n % rows == 1))
+        ]
+        return [(at, after - 1) for at, after in pairwise([*cuts, last + 1])]
+
+    def _ask(self, query: sa.Executable) -> list[tuple[Any, ...]]:
+        try:
+            with self._engine.connect() as connection:
+                return [tuple(row) for row in connection.execute(query)]
+        except sa.exc.DatabaseError as error:
+            raise DamagedExportError(self.path, _first_line(error)) from error
+
+    def read(
+        self, table: str, columns: dict[str, CellType], between: tuple[int, int]
+    ) -> tuple[pl.DataFrame, dict[str, int]]:
+        """Read a range of rows with fixed column types.
+
+        Parameters
+        ----------
+        table : str
+            An existing table.
+        columns : dict of str to {"integer", "real", "text"}
+            Columns to read; those that the table lacks come back as nulls.
+        between : (int, int)
+            First and last row id.
+
+        Returns
+        -------
+        DataFrame
+            One row per row of the table, in its order: Int64, Float64 or String columns.
+        dict of str to int
+            By column: cells of another type, read as null.
+
+        Raises
+        ------
+        DamagedExportError
+            If the database is corrupt.
+        """
+        spelt = self.columns(table)
+        present = {name: kind for name, kind in columns.items() if name.lower() in spelt}
+        lost: dict[str, int] = {}
+        # A table without any known column still has rows: read a constant for each.
+        wanted: dict[str, CellType] = present or {_ROW_MARK: "integer"}
+        found = self._fetch(self._query(table, present, between, tame=False), wanted)
+        if found is None:
+            found = self._fetch(self._query(table, present, between, tame=True), wanted)
+            lost = self._misfits(table, present, between)
+        if found is None:
+            raise DamagedExportError(self.path, f"table {table} cannot be read")
+        frame = found.with_columns(
+            pl.lit(None, _DTYPES[kind]).alias(name)
+            for name, kind in columns.items()
+            if name not in present
+        )
+        return pl.DataFrame([_decoded(frame[name]) for name in columns]), lost
+
+    def _query(
+        self, table: str, columns: dict[str, CellType], between: tuple[int, int], *, tame: bool
+    ) -> str:
+        source = sa.table(self._names[table.lower()])
+        spelt = self.columns(table)
+        seed: list[sa.ColumnElement[Any]] = [
+            sa.literal_column(_SEED[kind]).label(name) for name, kind in columns.items()
+        ]
+        cells = [
+            _cell(spelt[name.lower()], kind, tame=tame).label(name)
+            for name, kind in columns.items()
+        ]
+        if not columns:
+            seed, cells = (
+                [sa.literal_column("0").label(_ROW_MARK)],
+                [sa.literal_column("0").label(_ROW_MARK)],
+            )
+        rowid: sa.ColumnElement[int] = sa.literal_column("rowid")
+        rows = sa.select(*cells).select_from(source).where(rowid.between(*between))
+        return _sql(sa.union_all(sa.select(*seed), rows))
+
+    def _fetch(self, query: str, columns: dict[str, CellType]) -> pl.DataFrame | None:
+        """Run a query; None if a column did not come out with its type."""
+        try:
+            with (
+                adbc_driver_sqlite.dbapi.connect(self._uri) as connection,
+                connection.cursor() as cursor,
+            ):
+                options = {"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)}
+                cursor.adbc_statement.set_options(**options)
+                cursor.execute(query)
+                frame = pl.DataFrame(cursor.fetch_arrow())
+        except (adbc_driver_manager.Error, OSError, pl.exceptions.PolarsError) as error:
+            if "type mismatch" in str(error).lower():
+                return None
+            raise DamagedExportError(self.path, _first_line(error)) from error
+        if any(frame.schema[name] != _DTYPES[kind] for name, kind in columns.items()):
+            return None
+        return frame.slice(1)
+
+    def _misfits(
+        self, table: str, columns: dict[str, CellType], between: tuple[int, int]
+    ) -> dict[str, int]:
+        spelt = self.columns(table)
+        counts = []
+        for name, kind in columns.items():
+            cell: sa.ColumnElement[Any] = sa.column(spelt[name.lower()])
+            fits = sa.func.typeof(cell).in_(["null", *_CELL_TYPES[kind]])
+            counts.append(sa.func.coalesce(sa.func.sum(sa.not_(fits)), 0).label(name))
+        rowid: sa.ColumnElement[int] = sa.literal_column("rowid")
+        source = sa.table(self._names[table.lower()])
+        query = sa.select(*counts).select_from(source).where(rowid.between(*between))
+        found = self._ask(query)[0]
+        return {name: int(count) for name, count in zip(columns, found, strict=True) if count}
+
+
+def _filled(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size > 0
+    except PermissionError as error:
+        raise NoPermissionError(path) from error
+
+
+def _cell(name: str, kind: CellType, *, tame: bool) -> sa.ColumnElement[Any]:
+    cell: sa.ColumnElement[Any] = sa.column(name)
+    if kind == "text":
+        return sa.cast(cell, sa.LargeBinary)
+    if not tame:
+        return cell
+    fits = sa.func.typeof(cell).in_(_CELL_TYPES[kind])
+    # A whole number in a REAL column is stored as an integer: make it a float again.
+    value = sa.cast(cell, sa.REAL) if kind == "real" else cell
+    return sa.case((fits, value))
+
+
+def _sql(statement: sa.CompoundSelect[Any]) -> str:
+    return str(statement.compile(dialect=sqlite_dialect(), compile_kwargs={"literal_binds": True}))
+
+
+def _decoded(column: pl.Series) -> pl.Series:
+    """Bytes to text. A cast is all or nothing, so bytes that are not UTF-8 take the slow way."""
+    if column.dtype != pl.Binary:
+        return column
+    try:
+        return column.cast(pl.String)
+    except pl.exceptions.ComputeError:
+        return column.map_elements(_replace_invalid, return_dtype=pl.String)
+
+
+def _replace_invalid(raw: bytes) -> str:
+    return raw.decode("utf-8", errors="replace")
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(getattr(error, "orig", None) or error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__

@@ -1,0 +1,306 @@
+"""The Parquet store: one folder per table, parts sorted by start, a manifest beside them.
+
+A store is built in a folder beside its place and moved there by one rename, so that at any moment
+the place holds the old store, the new one, or none; never half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+import nsan
+from nsan.errors import NotAStoreError, OutputExistsError, StoreWriteError
+from nsan.info import TraceInfo
+from nsan.io.manifest import MANIFEST, STORE_FORMAT, Fingerprint, is_store, read_manifest
+from nsan.schema import TABLES
+from nsan.trace import Trace
+
+ROWS_PER_PART: Final = 1 << 19
+_BUILDING: Final = ".importing-"
+_SORT_KEYS: Final = {
+    "gpu_faults": ("start_ns", "end_ns", "va"),
+    "cpu_faults": ("start_ns", "va"),
+    "migrations": ("start_ns", "end_ns", "va"),
+    "copies": ("start_ns", "end_ns", "correlation_id"),
+    "memsets": ("start_ns", "end_ns", "correlation_id"),
+    "kernels": ("start_ns", "end_ns", "correlation_id"),
+    "api_calls": ("start_ns", "end_ns", "correlation_id"),
+}
+"""Order of event tables; context tables come in their order."""
+
+
+@dataclass
+class _Part:
+    file: Path
+    n_rows: int
+    first: int | None
+    last: int | None
+
+
+@dataclass
+class StoreWriter:
+    """Collects the rows of a trace into a new store; see :func:`building`.
+
+    Attributes
+    ----------
+    folder : Path
+        The folder under construction.
+    rows_per_part : int
+        Most rows of one part.
+    """
+
+    folder: Path
+    rows_per_part: int = ROWS_PER_PART
+    _parts: dict[str, list[_Part]] = field(default_factory=dict)
+
+    def add(self, table: str, frame: pl.DataFrame) -> None:
+        """Write rows of a table as a part, sorted."""
+        if frame.is_empty():
+            return
+        parts = self._parts.setdefault(table, [])
+        if table in _SORT_KEYS:
+            frame = _sorted(frame, _SORT_KEYS[table])
+        parts.append(self._write(table, f"raw-{len(parts):05}.parquet", frame))
+
+    def _write(self, table: str, name: str, frame: pl.DataFrame) -> _Part:
+        target = self.folder / table / name
+        target.parent.mkdir(exist_ok=True)
+        frame.write_parquet(target, compression="lz4", statistics=True)
+        if table not in _SORT_KEYS:
+            return _Part(target, frame.height, None, None)
+        starts = frame["start_ns"]
+        # Rows without a start are last; their part must come last too.
+        last = None if starts.null_count() else starts.max()
+        return _Part(target, frame.height, starts.min(), last)  # type: ignore[arg-type]
+
+    def finish_tables(self) -> dict[str, dict[str, Any]]:
+        """Put the parts of each table in order; return their description for the manifest."""
+        described = {}
+        for table in TABLES:
+            parts = self._parts.get(table, [])
+            if table in _SORT_KEYS and not _ascending(parts):
+                parts = self._sort_again(table, parts)
+            files = []
+            for number, part in enumerate(parts):
+                file = part.file.rename(part.file.with_name(f"{number:05}.parquet"))
+                files.append({"name": file.name, "bytes": file.stat().st_size})
+            described[table] = {"n_rows": sum(part.n_rows for part in parts), "parts": files}
+        return described
+
+    def _sort_again(self, table: str, parts: list[_Part]) -> list[_Part]:
+        """Sort a table whose rows came in any order, one stretch of starts at a time."""
+        rows = pl.scan_parquet([part.file for part in parts], glob=False)
+        n_rows = sum(part.n_rows for part in parts)
+        step = max(1, n_rows // 100_000)
+        sample = (
+            rows.select(pl.col("start_ns").gather_every(step))
+            .collect()["start_ns"]
+            .drop_nulls()
+            .sort()
+        )
+        n_buckets = max(1, -(-n_rows // self.rows_per_part))
+        at = range(len(sample) // n_buckets, len(sample), max(1, len(sample) // n_buckets))
+        cuts = sorted({sample[i] for i in at} - {sample.min()}) if len(sample) else []
+        done = []
+        for number, inside in enumerate(_stretches(cuts)):
+            frame = _sorted(rows.filter(inside).collect(), _SORT_KEYS[table])
+            if frame.height:
+                done.append(self._write(table, f"sorted-{number:05}.parquet", frame))
+        for part in parts:
+            part.file.unlink()
+        return done
+
+    def trace(self, info: TraceInfo, tables: dict[str, dict[str, Any]]) -> Trace:
+        """Open what has been written so far."""
+        return _trace(self.folder, info, tables)
+
+    def write_manifest(
+        self,
+        source: Fingerprint,
+        info: TraceInfo,
+        tables: dict[str, dict[str, Any]],
+        totals: dict[str, Any],
+    ) -> None:
+        """Write the manifest; the store is whole with it."""
+        manifest = {
+            "store_format": STORE_FORMAT,
+            "nsan_version": nsan.__version__,
+            "source": asdict(source),
+            "info": info.to_dict(),
+            "tables": tables,
+            "totals": totals,
+        }
+        text = json.dumps(manifest, indent=1, allow_nan=False)
+        (self.folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _sorted(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
+    # Most exports are in order already, and a check is cheaper than a sort.
+    starts = frame["start_ns"]
+    ordered = not starts.null_count() and starts.is_sorted() and starts.n_unique() == frame.height
+    return frame if ordered else frame.sort(keys, nulls_last=True, maintain_order=True)
+
+
+def _stretches(cuts: list[int]) -> Iterator[pl.Expr]:
+    """Conditions that part all rows by start; rows without a start belong to the last."""
+    start = pl.col("start_ns")
+    for low, high in zip([None, *cuts], [*cuts, None], strict=True):
+        inside = pl.lit(value=True)
+        if low is not None:
+            inside &= start >= low
+        if high is not None:
+            inside &= start < high
+        yield inside if high is not None else inside.fill_null(value=True)
+
+
+def _ascending(parts: list[_Part]) -> bool:
+    if len(parts) <= 1:
+        return True
+    if any(part.first is None or part.last is None for part in parts):
+        return False
+    return all(a.last <= b.first for a, b in pairwise(parts))  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def building(place: Path) -> Iterator[StoreWriter]:
+    """Build a store beside its place, and put it there when the block ends without an error.
+
+    Parameters
+    ----------
+    place : Path
+        Where the store is to be; what is there now stays until the new one is whole.
+
+    Yields
+    ------
+    StoreWriter
+        Takes the rows.
+
+    Raises
+    ------
+    StoreWriteError
+        If the folder cannot be written: no permission, no space. Nothing is left behind.
+    """
+    folder: Path | None = None
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(place)
+        prefix = f".{place.name}{_BUILDING}{os.getpid()}-"
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
+        folder.chmod(0o777 & ~_umask())
+        yield StoreWriter(folder)
+        _put(folder, place)
+    except (OSError, pl.exceptions.ComputeError) as error:
+        if isinstance(error, OSError) or _is_full(error):
+            raise StoreWriteError(place.parent, _reason(error)) from error
+        raise
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _is_full(error: Exception) -> bool:
+    return os.strerror(errno.ENOSPC).lower() in str(error).lower()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return os.strerror(errno.ENOSPC) if _is_full(error) else str(error).splitlines()[0]
+
+
+def _sweep(place: Path) -> None:
+    """Remove what a killed import left beside this place: folders of processes that are gone."""
+    prefix = f".{place.name}{_BUILDING}"
+    for left in place.parent.glob(f"{_escaped(prefix)}*"):
+        pid = left.name.removeprefix(prefix).split("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _put(folder: Path, place: Path) -> None:
+    """Move a finished folder to its place in one step, exchanging it with what is there."""
+    with contextlib.suppress(OSError):
+        folder.rename(place)
+        return
+    if not _exchange(folder, place):
+        old = folder.with_name(folder.name + "-old")
+        place.rename(old)
+        folder.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(left: Path, right: Path) -> bool:
+    """Swap two folders atomically with Linux's renameat2; False where it cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, exchange = -100, 2
+    done = rename(here, os.fsencode(left), here, os.fsencode(right), exchange)
+    return bool(done == 0)
+
+
+def check_place(place: Path, *, overwrite: bool) -> None:
+    """Refuse to put a store over something else.
+
+    Raises
+    ------
+    OutputExistsError
+        If the place is a file or a folder that is not a store, or, without ``overwrite``, a store.
+    """
+    if is_store(place):
+        if not overwrite:
+            raise OutputExistsError(place, "holds a store of another source")
+    elif place.is_dir():
+        if any(place.iterdir()):
+            raise OutputExistsError(place, "is a folder with other files, not a store")
+    elif place.exists():
+        raise OutputExistsError(place, "is a file, and a store is a folder")
+
+
+def open_store(folder: Path, manifest: dict[str, Any] | None = None) -> Trace:
+    """Open a store; its frames scan the files and hold nothing in memory.
+
+    Raises
+    ------
+    NotAStoreError, BrokenStoreError
+        If the folder is no store, or not a whole one of this version.
+    """
+    if not is_store(folder):
+        raise NotAStoreError(folder)
+    manifest = manifest or read_manifest(folder)
+    return _trace(folder, TraceInfo.from_dict(manifest["info"]), manifest["tables"])
+
+
+def _trace(folder: Path, info: TraceInfo, tables: dict[str, dict[str, Any]]) -> Trace:
+    frames: dict[str, pl.LazyFrame] = {}
+    for name, table in TABLES.items():
+        files = [folder / name / part["name"] for part in tables[name]["parts"]]
+        frame = pl.scan_parquet(files, glob=False) if files else table.empty()
+        if name in _SORT_KEYS and files:
+            frame = frame.set_sorted("start_ns", nulls_last=True)
+        frames[name] = table.validate(frame)
+    return Trace(**frames, info=info, windows=None, unwindowed=None)

@@ -1,0 +1,86 @@
+"""The figures of a summary as sentences: what moved, which way, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nsan.units import format_bytes, format_time
+
+
+def reading(document: Mapping[str, Any]) -> list[str]:
+    """Say what a summary means.
+
+    Parameters
+    ----------
+    document : mapping
+        :func:`nsan.summary.summary`.
+
+    Returns
+    -------
+    list of str
+        Sentences, the most telling first. Each is a sum of rows or exact arithmetic on rows.
+    """
+    migrations = document["migrations"]
+    if not migrations["n"]:
+        return []
+    moved = _bytes_by(migrations["groups"])
+    if moved is None:
+        return []
+    return [*_to_gpu(moved), *_to_cpu(moved), *_between(moved), *_busy(document)]
+
+
+def _bytes_by(groups: list[Mapping[str, Any]]) -> dict[tuple[str, str], int] | None:
+    moved: dict[tuple[str, str], int] = {}
+    for row in groups:
+        if row["bytes"] is None:
+            return None
+        key = (row["direction"], row["cause"])
+        moved[key] = moved.get(key, 0) + row["bytes"]
+    return moved
+
+
+def _to_gpu(moved: Mapping[tuple[str, str], int]) -> list[str]:
+    faulted, ahead = moved.get(("htod", "coherence"), 0), moved.get(("htod", "prefetch"), 0)
+    said = []
+    if faulted + ahead:
+        share = f"{ahead / (faulted + ahead):.1%}"
+        said.append(
+            f"{format_bytes(faulted + ahead)} went to the GPU because it touched absent pages; "
+            f"the driver's prefetcher brought {share} of that."
+        )
+    if user := moved.get(("htod", "user"), 0):
+        said.append(f"{format_bytes(user)} went to the GPU because the program asked for it.")
+    if counted := moved.get(("htod", "access_counters"), 0):
+        said.append(
+            f"{format_bytes(counted)} went to the GPU because access counters called for it."
+        )
+    return said
+
+
+def _to_cpu(moved: Mapping[tuple[str, str], int]) -> list[str]:
+    said = []
+    if evicted := moved.get(("dtoh", "eviction"), 0):
+        said.append(
+            f"{format_bytes(evicted)} were evicted to the CPU: GPU memory was full (oversubscribed)."
+        )
+    if faulted := moved.get(("dtoh", "coherence"), 0) + moved.get(("dtoh", "prefetch"), 0):
+        said.append(f"{format_bytes(faulted)} went back because the CPU touched it.")
+    if user := moved.get(("dtoh", "user"), 0):
+        said.append(f"{format_bytes(user)} went back because the program asked for it.")
+    return said
+
+
+def _between(moved: Mapping[tuple[str, str], int]) -> list[str]:
+    between = sum(size for (direction, _), size in moved.items() if direction == "dtod")
+    return [f"{format_bytes(between)} moved between GPUs."] if between else []
+
+
+def _busy(document: Mapping[str, Any]) -> list[str]:
+    busy, span = document["migrations"]["busy_ns"], document["duration_ns"]
+    if not busy or not span or document["windows_ns"] is not None:
+        return []
+    n_gpus = len({device["device_id"] for device in document["devices"]})
+    of = "of the capture" if n_gpus <= 1 else f"of GPU time in the capture ({n_gpus} GPUs)"
+    share = busy / (span * max(n_gpus, 1))
+    return [f"Migrations were in flight for {format_time(busy)}, {share:.1%} {of}."]

@@ -1,0 +1,170 @@
+"""Everything that a summary needs, computed once from a trace and kept in its store's manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import polars as pl
+
+from nsan.analysis import faults, health, migrations
+from nsan.trace import Trace
+from nsan.uvm.constants import MANAGED_KINDS
+
+_SPANS: Final = {
+    "gpu_faults": ("start_ns", "end_ns"),
+    "cpu_faults": ("start_ns", "start_ns"),
+    "migrations": ("start_ns", "end_ns"),
+    "copies": ("start_ns", "end_ns"),
+    "memsets": ("start_ns", "end_ns"),
+    "kernels": ("start_ns", "end_ns"),
+    "api_calls": ("start_ns", "end_ns"),
+    "nvtx_ranges": ("start_ns", "end_ns"),
+    "nvtx_marks": ("start_ns", "start_ns"),
+}
+"""The event tables that a capture's duration spans."""
+
+_MANAGED_CALL: Final = r"^(cudaMallocManaged|cuMemAllocManaged)"
+
+
+def totals(trace: Trace) -> dict[str, Any]:
+    """Compute the figures of a trace, or of a part of one.
+
+    Parameters
+    ----------
+    trace : Trace
+        A whole trace, or what :meth:`Trace.filter` left of it.
+
+    Returns
+    -------
+    dict
+        Plain containers: ``counts`` by table, ``span``, ``gpu_faults``, ``cpu_faults``,
+        ``migrations``, ``kernels``, ``managed``, ``devices``, ``processes``, ``diagnostics``,
+        ``figures`` (of :mod:`nsan.analysis.health`). Times in ns, sizes in bytes, addresses as
+        integers; null where a value that the figure needs is missing.
+    """
+    lazy = _figures(trace)
+    rows = dict(zip(lazy, pl.collect_all(list(lazy.values())), strict=True))
+    one = {name: frame.row(0, named=True) for name, frame in rows.items() if frame.height == 1}
+    counts = {name: one[f"n {name}"]["n"] for name in _SPANS}
+    return {
+        "counts": counts,
+        "span": _span(one),
+        "gpu_faults": {
+            "groups": rows["gpu groups"].to_dicts(),
+            **one["gpu places"],
+            "busy_ns": _busy(trace, "gpu_faults", one),
+        },
+        "cpu_faults": {"groups": rows["cpu groups"].to_dicts(), **one["cpu places"]},
+        "migrations": {
+            "groups": _with_busy(trace, rows["migrations"]),
+            "busy_ns": _busy(trace, "migrations", one),
+        },
+        "kernels": {**one["kernels"], "busy_ns": _busy(trace, "kernels", one)},
+        "managed": one["allocations"] | one["managed calls"],
+        "devices": trace.devices.collect().to_dicts(),
+        "processes": trace.processes.collect().to_dicts(),
+        "diagnostics": rows["diagnostics"].to_dicts(),
+        "figures": {name: one[name] for name in _HEALTH},
+    }
+
+
+_HEALTH: Final = (
+    "migration figures",
+    "push figures",
+    "fault figures",
+    "batch figures",
+    "clock figures",
+)
+
+
+def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
+    managed = pl.col("kind").is_in(MANAGED_KINDS)
+    calls = trace.api_calls.filter(pl.col("name").str.contains(_MANAGED_CALL))
+    return {
+        **{f"n {name}": _extent(getattr(trace, name), *span) for name, span in _SPANS.items()},
+        "gpu groups": faults.gpu_faults_by_group(trace.gpu_faults),
+        "gpu places": faults.places(trace.gpu_faults),
+        "cpu groups": faults.cpu_faults_by_group(trace.cpu_faults),
+        "cpu places": faults.places(trace.cpu_faults),
+        "migrations": migrations.migrations_by_group(trace.migrations),
+        "kernels": trace.kernels.select(
+            n=pl.col("is_graph_launch").not_().sum(),
+            n_graph_launches=pl.col("is_graph_launch").sum(),
+        ),
+        "allocations": trace.allocations.select(
+            n_allocations=pl.len(),
+            n_managed_allocations=managed.sum(),
+            managed_bytes=pl.col("bytes").filter(managed).sum(),
+        ),
+        "managed calls": calls.select(n_managed_calls=pl.len()),
+        "diagnostics": trace.diagnostics.group_by("severity", maintain_order=True).agg(
+            n=pl.len(), texts=pl.col("text").unique(maintain_order=True).head(5)
+        ),
+        "migration figures": health.migration_figures(trace.migrations),
+        "push figures": health.push_figures(trace.migrations),
+        "fault figures": health.fault_figures(trace.gpu_faults),
+        "batch figures": health.batch_figures(trace.gpu_faults, trace.migrations),
+        "clock figures": health.clock_figures(trace.gpu_faults, trace.kernels),
+    }
+
+
+def _extent(frame: pl.LazyFrame, start: str, end: str) -> pl.LazyFrame:
+    has_device = "device_id" in frame.collect_schema()
+    lacking = [
+        pl.col(name).null_count() for name in {start, end, *(["device_id"] if has_device else [])}
+    ]
+    times = [pl.col(name).null_count() for name in {start, end}]
+    return frame.select(
+        n=pl.len(),
+        first=pl.col(start).min(),
+        last=pl.max_horizontal(pl.col(start).max(), pl.col(end).max()),
+        times_lacking=pl.sum_horizontal(times),
+        busy_lacking=pl.sum_horizontal(lacking),
+    )
+
+
+def _span(one: Mapping[str, dict[str, Any]]) -> dict[str, int | None]:
+    """First start, last end and their distance; null where any event lacks a time."""
+    extents = [one[f"n {name}"] for name in _SPANS]
+    filled = [extent for extent in extents if extent["n"]]
+    if not filled or any(extent["times_lacking"] for extent in filled):
+        return {"first_ns": None, "last_ns": None, "duration_ns": None}
+    first = min(extent["first"] for extent in filled)
+    last = max(extent["last"] for extent in filled)
+    return {"first_ns": first, "last_ns": last, "duration_ns": last - first}
+
+
+def _busy(trace: Trace, table: str, one: Mapping[str, dict[str, Any]]) -> int | None:
+    """Union per GPU, summed over GPUs; null where a row lacks its time or its GPU."""
+    if one[f"n {table}"]["busy_lacking"]:
+        return None
+    whole = trace.unwindowed or trace
+    rows = _on_gpus(getattr(whole, table), whole.devices.collect())
+    found = migrations.busy_by_group(rows, trace.windows, by=("gpu",))
+    return int(found["covered_ns"].sum())
+
+
+def _on_gpus(rows: pl.LazyFrame, devices: pl.DataFrame) -> pl.LazyFrame:
+    """Add ``gpu``: two processes may each call another GPU their device 0."""
+    mapped = devices.drop_nulls(["pid", "gpu_id"]).select("pid", "device_id", gpu="gpu_id")
+    if mapped.is_empty():
+        return rows.with_columns(gpu="device_id")
+    joined = rows.join(mapped.lazy(), on=["pid", "device_id"], how="left")
+    return joined.with_columns(gpu=pl.coalesce("gpu", "device_id"))
+
+
+def _with_busy(trace: Trace, groups: pl.DataFrame) -> list[dict[str, Any]]:
+    """Add to each group of migrations the time in which one was running."""
+    whole = trace.unwindowed or trace
+    keys = list(migrations.GROUPS)
+    found = migrations.busy_by_group(whole.migrations, trace.windows, by=keys)
+    lacking = (
+        trace.migrations.group_by(keys)
+        .agg(lacks=pl.any_horizontal(pl.col("start_ns", "end_ns").is_null()).any())
+        .collect()
+    )
+    rows = groups.join(found, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    rows = rows.join(lacking, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    busy = pl.when(pl.col("lacks").not_()).then(pl.col("covered_ns").fill_null(0))
+    return rows.with_columns(busy_ns=busy).drop("covered_ns", "lacks").to_dicts()

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import exports
+import hypothesis
+import nsan
+
+SOAK = os.environ.get("NSAN_SOAK") == "1"
+"""`make soak`: large counts. `make test`: small counts, fixed seeds."""
+
+hypothesis.settings.register_profile(
+    "test", max_examples=25, deadline=None, derandomize=True, print_blob=True
+)
+hypothesis.settings.register_profile("soak", max_examples=1000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("soak" if SOAK else "test")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    """No test reads or writes the user's cache."""
+    monkeypatch.setenv("NSAN_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def real(tmp_path):
+    """Unpack a real export by name."""
+    return lambda name: exports.unpack(name, tmp_path)
+
+
+@pytest.fixture
+def trace_of(tmp_path):
+    """Open an export that a test has put together."""
+    return lambda export: nsan.open_trace(export.write(tmp_path / "built.sqlite"))
+
+
+@pytest.fixture
+def summary_of(tmp_path):
+    """Summarise an export that a test has put together."""
+    return lambda export: nsan.summary(export.write(tmp_path / "built.sqlite"))
+
+
+def pytest_collection_modifyitems(items):
+    """Where a real nsys is promised (CI), a test that would skip for want of it must fail."""
+    if os.environ.get("NSAN_REQUIRE_NSYS") == "1":
+        for item in items:
+            if item.get_closest_marker("nsys"):
+                item.add_marker(pytest.mark.usefixtures("nsys_required"))
+
+
+@pytest.fixture
+def nsys_required():
+    from vendor import installed_versions
+
+    assert installed_versions(), "NSAN_REQUIRE_NSYS=1, but no nsys is installed"
