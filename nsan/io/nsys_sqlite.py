@@ -17,7 +17,7 @@ from nsan.io import nsys_context, nsys_info
 from nsan.io.nsys_tables import STREAMED, Source, Strings
 from nsan.io.sqlite_file import CellType, SqliteFile
 
-ROWS_PER_RANGE: Final = 1 << 19
+ROWS_PER_RANGE: Final = 1 << 18
 _WORKERS: Final = 2
 _NSYS_MARKS: Final = (
     *nsys_info.EXPORT_TABLES,
@@ -31,8 +31,8 @@ _NSYS_MARKS: Final = (
 )
 _NVPROF_MARKS: Final = ("CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER", "StringTable")
 
-Sink = Callable[[str, pl.DataFrame], None]
-"""Takes rows of a table of ours; called from one thread per table at a time, ranges in order."""
+Sink = Callable[[str, int, pl.DataFrame], None]
+"""Takes a table of ours, the number of a range of it, and its rows; called from several threads."""
 
 Progress = Callable[[str, int], None]
 """Takes the name of a table and how many of its rows have just been read."""
@@ -119,34 +119,41 @@ class NsysExport:
     def copy_tables(self, sink: Sink, progress: Progress) -> None:
         """Read every table of ours and hand it to a sink.
 
-        Event tables come in ranges, in the order of the file, context tables whole.
+        Event tables come in ranges, numbered in the order of the file; context tables come whole.
         """
         with ThreadPoolExecutor(_WORKERS) as pool:
             for source in STREAMED:
-                for built in self._stream(source, pool):
-                    for name, frame in built.frames.items():
-                        self._note(frame, name)
-                        sink(name, frame)
-                    progress(source.table, built.n_read)
+                self._note_absent(source)
+                for read in self._stream(source, sink, pool):
+                    self._note(read)
+                    self.losses.add(source.table, read.lost)
+                    progress(source.table, read.n_read)
         for name, frame in self._context().items():
             self._n_rows[name] += frame.height
-            sink(name, frame)
+            sink(name, 0, frame)
 
-    def _stream(self, source: Source, pool: ThreadPoolExecutor) -> Iterator[_Built]:
-        self._note_absent(source)
-        waiting = self._ranges(source.table)
-        running: list[Future[_Built]] = []
+    def _stream(self, source: Source, sink: Sink, pool: ThreadPoolExecutor) -> Iterator[_Read]:
+        waiting = list(enumerate(self._ranges(source.table)))
+        running: list[Future[_Read]] = []
         try:
-            # At most one finished range waits while the next is read: memory stays bounded.
+            # Only as many ranges as workers are under way: memory stays bounded.
             while waiting or running:
                 while waiting and len(running) < _WORKERS:
-                    running.append(pool.submit(self._build, source, waiting.pop(0)))
-                built = running.pop(0).result()
-                self.losses.add(source.table, built.lost)
-                yield built
+                    running.append(pool.submit(self._pass_on, source, *waiting.pop(0), sink))
+                yield running.pop(0).result()
         finally:
             for future in running:
                 future.cancel()
+
+    def _pass_on(self, source: Source, number: int, between: tuple[int, int], sink: Sink) -> _Read:
+        rows, lost = self._read(source, between)
+        read = _Read(n_read=rows.height, lost=lost)
+        for name, build in source.targets.items():
+            frame = build(rows, self.strings)
+            read.note(name, frame)
+            # Two sources may feed one table: keep their numbers apart.
+            sink(name, number + _FIRST_NUMBER.get(source.table, 0), frame)
+        return read
 
     def _ranges(self, table: str) -> list[tuple[int, int]]:
         if not self.database.has_table(table):
@@ -160,14 +167,6 @@ class NsysExport:
         absent = [column for column in source.required if column.lower() not in spelt]
         if absent:
             self.losses.absent[source.table] = absent
-
-    def _build(self, source: Source, between: tuple[int, int]) -> _Built:
-        rows, lost = self._read(source, between)
-        return _Built(
-            {name: build(rows, self.strings) for name, build in source.targets.items()},
-            lost,
-            rows.height,
-        )
 
     def _read(
         self, source: Source, between: tuple[int, int]
@@ -189,17 +188,13 @@ class NsysExport:
             lost["end before start"] = rows.select((pl.col("end") < pl.col("start")).sum()).item()
         return rows, lost
 
-    def _note(self, frame: pl.DataFrame, name: str) -> None:
-        self._n_rows[name] += frame.height
-        self._note_ids(frame)
-        last = frame["end_ns" if "end_ns" in frame.columns else "start_ns"].max()
-        if isinstance(last, int):
-            self._last_ns = last if self._last_ns is None else max(last, self._last_ns)
-
-    def _note_ids(self, frame: pl.DataFrame) -> None:
-        for column, seen in self._seen.items():
-            if column in frame.columns:
-                seen.update(frame[column].drop_nulls().unique().to_list())
+    def _note(self, read: _Read) -> None:
+        for name, n_rows in read.n_rows.items():
+            self._n_rows[name] += n_rows
+        for column, values in read.seen.items():
+            self._seen[column] |= values
+        ends = [ns for ns in (self._last_ns, read.last_ns) if ns is not None]
+        self._last_ns = max(ends, default=None)
 
     def _whole(self, source: Source) -> pl.DataFrame:
         self._note_absent(source)
@@ -222,7 +217,8 @@ class NsysExport:
         }
         # The profiler's own messages come from processes that need not have events.
         for name in ("nvtx_ranges", "nvtx_marks", "allocations"):
-            self._note_ids(frames[name])
+            for column, seen in self._seen.items():
+                seen.update(_ids(frames[name], column))
         used = pl.DataFrame(
             {"device_id": sorted(self._seen["device_id"])}, schema={"device_id": pl.Int64}
         )
@@ -328,13 +324,30 @@ class NsysExport:
         return not lost and deciding not in self.losses.absent.get(table, [])
 
 
-@dataclass(frozen=True)
-class _Built:
-    frames: dict[str, pl.DataFrame]
-    lost: dict[str, int]
+@dataclass
+class _Read:
+    """What a range of rows was, once it has been passed on."""
+
     n_read: int
+    lost: dict[str, int]
+    n_rows: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, set[int]] = field(default_factory=dict)
+    last_ns: int | None = None
+
+    def note(self, name: str, frame: pl.DataFrame) -> None:
+        self.n_rows[name] = frame.height
+        for column in ("pid", "device_id"):
+            self.seen[column] = self.seen.get(column, set()) | _ids(frame, column)
+        last = frame["end_ns" if "end_ns" in frame.columns else "start_ns"].max()
+        if isinstance(last, int):
+            self.last_ns = last if self.last_ns is None else max(last, self.last_ns)
 
 
+def _ids(frame: pl.DataFrame, column: str) -> set[int]:
+    return set(frame[column].drop_nulls().unique()) if column in frame.columns else set()
+
+
+_FIRST_NUMBER: Final = {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": 1 << 20}
 _POLARS: Final[dict[CellType, type[pl.DataType]]] = {
     "integer": pl.Int64,
     "real": pl.Float64,

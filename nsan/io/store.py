@@ -64,16 +64,16 @@ class StoreWriter:
 
     folder: Path
     rows_per_part: int = ROWS_PER_PART
-    _parts: dict[str, list[_Part]] = field(default_factory=dict)
+    _parts: dict[str, dict[int, _Part]] = field(default_factory=dict)
 
-    def add(self, table: str, frame: pl.DataFrame) -> None:
-        """Write rows of a table as a part, sorted."""
+    def add(self, table: str, number: int, frame: pl.DataFrame) -> None:
+        """Write rows of a table as the part of a number, sorted; threads may call it side by side."""
         if frame.is_empty():
             return
-        parts = self._parts.setdefault(table, [])
         if table in _SORT_KEYS:
             frame = _sorted(frame, _SORT_KEYS[table])
-        parts.append(self._write(table, f"raw-{len(parts):05}.parquet", frame))
+        part = self._write(table, f"raw-{number:07}.parquet", frame)
+        self._parts.setdefault(table, {})[number] = part
 
     def _write(self, table: str, name: str, frame: pl.DataFrame) -> _Part:
         target = self.folder / table / name
@@ -90,7 +90,7 @@ class StoreWriter:
         """Put the parts of each table in order; return their description for the manifest."""
         described = {}
         for table in TABLES:
-            parts = self._parts.get(table, [])
+            parts = [part for _, part in sorted(self._parts.get(table, {}).items())]
             if table in _SORT_KEYS and not _ascending(parts):
                 parts = self._sort_again(table, parts)
             files = []

@@ -1,0 +1,61 @@
+# `make` or `make help` lists the targets. Everything happens in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format soak bench lab clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "nsan needs Python 3.11 or newer, $(PYTHON) is older. Run: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+
+# One stamp per set of packages: a second run installs nothing.
+$(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.lab: $(VENV)/.base
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[lab]'
+	@touch $@
+
+demo: $(VENV)/.base ## Import a real capture and print its summary
+	$(BIN)/nsan import sample_data/um_vector_add_rtx4060l.sqlite -o demo-output/um_vector_add
+	@echo
+	$(BIN)/nsan summary demo-output/um_vector_add
+
+test: $(VENV)/.dev ## All tests with small counts and fixed seeds; what CI runs
+	$(BIN)/python -m pytest -n $(WORKERS) -p no:randomly
+
+check: $(VENV)/.dev ## Format, lint, types and the fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not slow and not nsys' tests/unit nsan
+
+format: $(VENV)/.dev ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+soak: $(VENV)/.dev ## Property and fuzz tests with large counts and random seeds
+	NSAN_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -q
+
+bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BENCH_ARGS=--large for 5 M faults)
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.run $(BENCH_ARGS)
+
+lab: $(VENV)/.lab ## JupyterLab with nsan installed
+	$(BIN)/jupyter lab
+
+clean: ## Remove what was made here
+	rm -rf $(VENV) demo-output build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
