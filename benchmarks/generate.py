@@ -6,7 +6,6 @@ no check is short-cut; their places are drawn at random. They are made up, and o
 
 from __future__ import annotations
 
-import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,6 +16,7 @@ from exports import (
     GPU_FAULTS,
     KERNEL,
     MEMCPY,
+    PREFETCH,
     VA,
     Export,
     cpu_fault,
@@ -48,24 +48,27 @@ def write(path: Path, *, faults: int, migrations: int, kernels: int, seed: int =
 
 
 _BATCH_NS = 20_000
+_PAGES = 1 << 20
+
+
+def _page(i: int, seed: int) -> int:
+    """Draw the first page of a batch: scattered, on a 64 KiB line, the same for fault and copies."""
+    return ((i + seed) * 2_654_435_761 >> 7) % _PAGES & ~15
 
 
 def _faults(n: int, seed: int) -> Iterator[dict]:
-    draw = random.Random(seed)
     for i in range(n):
-        page = draw.randrange(1 << 20)
-        yield gpu_fault(
-            i * _BATCH_NS, (i + 1) * _BATCH_NS, VA + 4096 * page, n=draw.randrange(1, 200)
-        )
+        start, page = i * _BATCH_NS, _page(i, seed)
+        yield gpu_fault(start, start + _BATCH_NS, VA + 4096 * page, n=1 + page // 16 % 200)
 
 
 def _migrations(n_faults: int, n: int, seed: int) -> Iterator[dict]:
-    draw = random.Random(seed)
-    per_batch = max(1, n_faults // max(1, n))
+    """Two chained copies, the faulted page and what the prefetcher adds, in evenly spread batches."""
+    step = max(1, n_faults // max(1, n // 2))
     for i in range(n):
-        page = draw.randrange(1 << 20) & ~15
-        start = i * per_batch * _BATCH_NS + 10_000
-        if i % 3:
-            yield migration(start, start + 4_000, 61_440, VA + 4096 * page + 4096, cause=3)
+        batch = i // 2 * step
+        start, va = batch * _BATCH_NS + 10_000, VA + 4096 * _page(batch, seed)
+        if i % 2:
+            yield migration(start + 1_501, start + 5_500, 61_440, va + 4096, cause=PREFETCH)
         else:
-            yield migration(start, start + 1_500, 4096, VA + 4096 * page)
+            yield migration(start, start + 1_500, 4096, va)

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nsan.contract import summary
     from nsan.info import TraceInfo
     from nsan.opening import import_trace, open_trace
-    from nsan.summary import summary
     from nsan.trace import Trace
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ _HOMES = {
     "TraceInfo": "nsan.info",
     "import_trace": "nsan.opening",
     "open_trace": "nsan.opening",
-    "summary": "nsan.summary",
+    "summary": "nsan.contract",
 }
 
 

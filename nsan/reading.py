@@ -14,7 +14,7 @@ def reading(document: Mapping[str, Any]) -> list[str]:
     Parameters
     ----------
     document : mapping
-        :func:`nsan.summary.summary`.
+        :func:`nsan.contract.summary`.
 
     Returns
     -------

@@ -6,7 +6,7 @@ Nothing here reads a file; :func:`nsan.open_trace` does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
@@ -22,7 +22,7 @@ MIN_NS: Final = -(1 << 62)
 MAX_NS: Final = 1 << 62
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """One capture as typed lazy frames.
 
@@ -53,8 +53,12 @@ class Trace:
     diagnostics: pl.LazyFrame
     info: TraceInfo
     windows: tuple[Window, ...] | None = None
-    unwindowed: Trace | None = field(default=None, repr=False)
+    unwindowed: Trace | None = None
     """The same trace without its windows: what busy time is clipped from."""
+
+    def __repr__(self) -> str:
+        part = "" if self.windows is None else f", {len(self.windows)} windows of time"
+        return f"<Trace {self.info.source}, nsys {self.info.nsys_version or 'unknown'}{part}>"
 
     def filter(
         self,

@@ -116,16 +116,20 @@ def fault_figures(gpu_faults: pl.LazyFrame) -> pl.LazyFrame:
         256, the only visible saturation); ``n_other_access``.
     """
     count = pl.col("n_page_faults")
-    ordered = gpu_faults.sort(["device_id", "start_ns", "end_ns"])
-    before = pl.col("end_ns").shift(1).over("device_id")
-    return ordered.select(
+    device, end = pl.col("device_id"), pl.col("end_ns")
+    same_end = (device.eq_missing(device.shift(1)) & (end == end.shift(1))).fill_null(value=False)
+    by_end = gpu_faults.sort("device_id", "end_ns").select(
+        n_shared_ends=_n(same_end | same_end.shift(-1, fill_value=False))
+    )
+    out_of_order = device.eq_missing(device.shift(1)) & (end < end.shift(1))
+    by_start = gpu_faults.sort("device_id", "start_ns", "end_ns").select(
         n=pl.len().cast(pl.Int64),
-        n_shared_ends=_n(pl.struct("device_id", "end_ns").is_duplicated()),
-        n_out_of_order=_n(pl.col("end_ns") < before),
+        n_out_of_order=_n(out_of_order),
         n_counts_outside=_n(count.is_between(1, FAULT_BATCH_SIZE).not_()),
         n_full_batches=_n(count >= 0.9 * FAULT_BATCH_SIZE),
         n_other_access=_n(pl.col("access") == "other"),
     )
+    return pl.concat([by_start, by_end], how="horizontal")
 
 
 def batch_figures(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
@@ -170,15 +174,16 @@ def batch_figures(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
         )
         .with_columns(inside=(pl.col("end_ns") <= pl.col("row_end")).fill_null(value=False))
     )
-    batch = ["device_id", "row_end"]
-    descends = pl.col("inside") & (pl.col("va") < pl.col("va").shift(1).over(batch))
-    above = pl.col("inside") & (pl.col("row_va") > pl.col("va").min().over(batch))
-    return copies.select(
+    inside, batch = pl.col("inside"), ["device_id", "row_end"]
+    same_batch = pl.all_horizontal(pl.col(key).eq_missing(pl.col(key).shift(1)) for key in batch)
+    ordered = copies.sort("device_id", "start_ns", maintain_order=True).select(
         n_copies=pl.len().cast(pl.Int64),
-        n_copies_outside=_n(pl.col("inside").not_()),
-        n_pages_above=pl.struct(batch).filter(above).n_unique().cast(pl.Int64),
-        n_descending=_n(descends),
+        n_copies_outside=_n(inside.not_()),
+        n_descending=_n(inside & same_batch & (pl.col("va") < pl.col("va").shift(1))),
     )
+    lowest = copies.filter(inside).group_by(batch).agg(pl.col("row_va").first(), pl.col("va").min())
+    above = lowest.select(n_pages_above=_n(pl.col("row_va") > pl.col("va")))
+    return pl.concat([ordered, above], how="horizontal")
 
 
 def clock_figures(gpu_faults: pl.LazyFrame, kernels: pl.LazyFrame) -> pl.LazyFrame:

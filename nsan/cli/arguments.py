@@ -91,8 +91,8 @@ def documented(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]
 
     Without filters this reads the manifest of the store, and imports no frame library.
     """
+    from nsan.contract import document, summary
     from nsan.opening import store_of
-    from nsan.summary import document, summary
 
     folder, manifest = store_of(args.trace, progress=show_progress(args))
     if not is_filtered(args):
@@ -104,7 +104,7 @@ def documented(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]
 
 def um_status(args: argparse.Namespace, totals: dict[str, Any]) -> int:
     """Return 0, or 3 with a word on stderr if the whole trace has nothing of Unified Memory."""
-    from nsan.summary import has_um_data
+    from nsan.contract import has_um_data
 
     if has_um_data(totals):
         return 0

@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    from nsan.contract import SCHEMA
     from nsan.health import checks
-    from nsan.summary import SCHEMA
 
     info, totals, tables = manifest["info"], manifest["totals"], manifest["tables"]
     rows = {name: table["n_rows"] for name, table in tables.items()}

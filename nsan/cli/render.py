@@ -46,12 +46,13 @@ def word(value: object) -> str:
 
 def table(rows: Sequence[Row], fields: Sequence[Field], *, markdown: bool = False) -> str:
     """Write rows as an aligned table, or as Markdown."""
-    from tabulate import tabulate
+    import tabulate
 
+    tabulate.MIN_PADDING = 0
     cells = [
         [_cell(field.write(row[field.key]), markdown=markdown) for field in fields] for row in rows
     ]
-    return tabulate(
+    return tabulate.tabulate(
         cells,
         headers=[field.header for field in fields],
         tablefmt="pipe" if markdown else "simple",

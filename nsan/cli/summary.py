@@ -19,7 +19,7 @@ from nsan.cli.arguments import (
     um_status,
     write_result,
 )
-from nsan.cli.render import coloured, csv_text, flat, indented, json_text, safe, table
+from nsan.cli.render import Field, coloured, csv_text, flat, indented, json_text, safe, table
 from nsan.cli.tables import MIGRATION_FIELDS, migration_rows, unanswered
 from nsan.errors import UsageError
 from nsan.units import counted, format_bytes, format_count, format_time
@@ -129,8 +129,17 @@ def _migrations(document: Mapping[str, Any], rows: int | None, *, markdown: bool
     if not migrations["n"]:
         return f"{title}: none"
     shown = migration_rows(migrations["groups"])[:rows]
-    body = table(shown, MIGRATION_FIELDS, markdown=markdown)
+    body = table(shown, _telling_fields(document), markdown=markdown)
     return f"{head}\n\n{body if markdown else indented(body)}"
+
+
+def _telling_fields(document: Mapping[str, Any]) -> list[Field]:
+    # One GPU and one process stand in the head: do not repeat them in each row.
+    single = {
+        "device_id": len(document["devices"]) == 1,
+        "pid": len(document["processes"]) == 1,
+    }
+    return [field for field in MIGRATION_FIELDS if not single.get(field.key)]
 
 
 def _faults(document: Mapping[str, Any], *, markdown: bool) -> str:
@@ -169,8 +178,9 @@ def health_text(health: list[Mapping[str, Any]], *, verbose: bool, markdown: boo
     """Write what a reader should know before trusting the figures."""
     shown = [check for check in health if verbose or (check["status"] != "ok" and not _said(check))]
     shown += [check for check in health if check["id"] == "platform" and check not in shown]
-    n_ok = sum(check["status"] == "ok" for check in health)
-    head = f"Health: {n_ok} of {len(health)} checks in order"
+    judged = [check for check in health if verbose or not _said(check)]
+    n_ok = sum(check["status"] == "ok" for check in judged)
+    head = f"Health: {n_ok} of {len(judged)} checks in order"
     lines = [
         f"- **{check['status']}** {safe(check['text'])}"
         if markdown

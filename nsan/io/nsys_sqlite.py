@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -267,11 +268,9 @@ class NsysExport:
         return found
 
     def _time_shift(self) -> int:
-        """Nanoseconds that the export added to every time: ``--ts-shift`` and ``--ts-normalize``."""
-        shift = _integer(self._one("EXPORT_PARAM_TIME_SHIFT")) or 0
-        if nsys_info.is_true(self._one("EXPORT_PARAM_TIME_NORMALIZE")):
-            shift += self._session_start() or 0
-        return shift
+        """Nanoseconds that the export added to every time (``--ts-shift``, ``--ts-normalize``)."""
+        text = self._one("EXPORT_CONFIG_TIME_SHIFT") or ""
+        return int(text) if re.fullmatch(r"-?\d{1,19}", text) else 0
 
     def _session_start(self) -> int | None:
         rows = self._rows("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": "integer"})
@@ -367,10 +366,3 @@ _EVIDENCE: Final[dict[str, tuple[str, tuple[str, ...], str | None]]] = {
 def _latest(rows: pl.DataFrame) -> int | None:
     value = rows.select(pl.max_horizontal(pl.col("start").max(), pl.col("end").max())).item()
     return value if isinstance(value, int) else None
-
-
-def _integer(text: str | None) -> int | None:
-    try:
-        return int(text) if text else None
-    except ValueError:
-        return None
