@@ -12,10 +12,8 @@ from pathlib import Path
 
 def _listed(names: Iterable[object], *, limit: int = 10) -> str:
     shown = [str(name) for name in names]
-    rest = len(shown) - limit
-    return (
-        ", ".join(shown[:limit]) + (f", and {rest} more" if rest > 0 else "") if shown else "none"
-    )
+    rest = f", and {len(shown) - limit} more" if len(shown) > limit else ""
+    return ", ".join(shown[:limit]) + rest if shown else "none"
 
 
 class NsanError(Exception):

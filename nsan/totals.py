@@ -40,10 +40,12 @@ def totals(trace: Trace) -> dict[str, Any]:
     dict
         Plain containers: ``counts`` by table, ``span``, ``gpu_faults``, ``cpu_faults``,
         ``migrations``, ``kernels``, ``managed``, ``devices``, ``processes``, ``diagnostics``,
-        ``figures`` (of :mod:`nsan.analysis.health`). Times in ns, sizes in bytes, addresses as
+        ``figures`` (of :mod:`nsan.analysis.health`, always of the whole capture). Times in ns, sizes in bytes, addresses as
         integers; null where a value that the figure needs is missing.
     """
     lazy = _figures(trace)
+    if trace.capture_totals is None:
+        lazy |= _health_figures(trace)
     rows = dict(zip(lazy, pl.collect_all(list(lazy.values())), strict=True))
     one = {name: frame.row(0, named=True) for name, frame in rows.items() if frame.height == 1}
     counts = {name: one[f"n {name}"]["n"] for name in _SPANS}
@@ -65,8 +67,15 @@ def totals(trace: Trace) -> dict[str, Any]:
         "devices": trace.devices.collect().to_dicts(),
         "processes": trace.processes.collect().to_dicts(),
         "diagnostics": rows["diagnostics"].to_dicts(),
-        "figures": {name: one[name] for name in _HEALTH},
+        "figures": _figures_of_capture(trace, one),
     }
+
+
+def _figures_of_capture(trace: Trace, one: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    # Health is that of the capture: a window would cut batches from their copies.
+    if trace.capture_totals is not None:
+        return dict(trace.capture_totals["figures"])
+    return {name: one[name] for name in _HEALTH}
 
 
 _HEALTH: Final = (
@@ -101,6 +110,11 @@ def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
         "diagnostics": trace.diagnostics.group_by("severity", maintain_order=True).agg(
             n=pl.len(), texts=pl.col("text").unique(maintain_order=True).head(5)
         ),
+    }
+
+
+def _health_figures(trace: Trace) -> dict[str, pl.LazyFrame]:
+    return {
         "migration figures": health.migration_figures(trace.migrations),
         "push figures": health.push_figures(trace.migrations),
         "fault figures": health.fault_figures(trace.gpu_faults),

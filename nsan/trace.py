@@ -5,9 +5,9 @@ Nothing here reads a file; :func:`nsan.open_trace` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -55,6 +55,8 @@ class Trace:
     windows: tuple[Window, ...] | None = None
     unwindowed: Trace | None = None
     """The same trace without its windows: what busy time is clipped from."""
+    capture_totals: Mapping[str, Any] | None = None
+    """Totals of the whole capture, where its store holds them; :func:`nsan.totals.totals`."""
 
     def __repr__(self) -> str:
         part = "" if self.windows is None else f", {len(self.windows)} windows of time"
@@ -129,7 +131,13 @@ def _replaced(
     whole: Trace | None,
 ) -> Trace:
     kept = {name: getattr(trace, name) for name in TABLES} | frames
-    return Trace(**kept, info=trace.info, windows=windows, unwindowed=whole)
+    return Trace(
+        **kept,
+        info=trace.info,
+        windows=windows,
+        unwindowed=whole,
+        capture_totals=trace.capture_totals,
+    )
 
 
 def _keep(trace: Trace, column: str, what: str, wanted: int | Iterable[int]) -> Trace:
@@ -164,7 +172,7 @@ def _instances(trace: Trace, wanted: str) -> tuple[Window, ...]:
     found = _named(ranges, wanted)
     if found.is_empty():
         names = ranges["name"].drop_nulls().value_counts(sort=True)["name"].to_list()
-        raise UnknownFilterValueError("NVTX range", repr(wanted), names)
+        raise UnknownFilterValueError("NVTX range", repr(wanted), map(repr, names))
     return _disjoint(found.select("start_ns", "end_ns").drop_nulls().rows())
 
 

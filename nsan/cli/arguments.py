@@ -76,6 +76,11 @@ def is_filtered(args: argparse.Namespace) -> bool:
     return any(value is not None for value in given)
 
 
+def none_here(args: argparse.Namespace) -> str:
+    """Say that something was recorded and is not there."""
+    return f"recorded, and there was none{' in the part that was asked for' * is_filtered(args)}."
+
+
 def show_progress(args: argparse.Namespace) -> bool:
     """Say whether a progress bar has a place to be drawn."""
     return not args.quiet and sys.stderr.isatty()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from nsan.cli.arguments import add_filters, add_input, add_output, documented, um_status
+from nsan.cli.arguments import add_filters, add_input, add_output, documented, none_here, um_status
 from nsan.cli.output import write_table
 from nsan.cli.tables import FAULT_COLUMNS, FAULT_FIELDS, fault_rows, unanswered
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         if document[kind][count] is None:
             notes.append(f"{name} page faults: {unanswered(document, kind)}")
         elif not document[kind][count]:
-            notes.append(f"{name} page faults: recorded, and there was none.")
+            notes.append(f"{name} page faults: {none_here(args)}")
     keys = ("schema", "source", "capture", "windows_ns", "gpu_faults", "cpu_faults")
     write_table(
         args,

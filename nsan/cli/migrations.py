@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from nsan.cli.arguments import add_filters, add_input, add_output, documented, um_status
+from nsan.cli.arguments import add_filters, add_input, add_output, documented, none_here, um_status
 from nsan.cli.output import write_table
 from nsan.cli.tables import MIGRATION_COLUMNS, MIGRATION_FIELDS, migration_rows, unanswered
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if document["migrations"]["n"] is None:
         notes.append(f"Migrations: {unanswered(document, 'migrations')}")
     elif not document["migrations"]["n"]:
-        notes.append("Migrations: recorded, and there was none.")
+        notes.append(f"Migrations: {none_here(args)}")
     write_table(
         args,
         migration_rows(document["migrations"]["groups"] or []),

@@ -292,15 +292,21 @@ def open_store(folder: Path, manifest: dict[str, Any] | None = None) -> Trace:
     if not is_store(folder):
         raise NotAStoreError(folder)
     manifest = manifest or read_manifest(folder)
-    return _trace(folder, TraceInfo.from_dict(manifest["info"]), manifest["tables"])
+    info = TraceInfo.from_dict(manifest["info"])
+    return _trace(folder, info, manifest["tables"], manifest["totals"])
 
 
-def _trace(folder: Path, info: TraceInfo, tables: dict[str, dict[str, Any]]) -> Trace:
-    frames: dict[str, pl.LazyFrame] = {}
+def _trace(
+    folder: Path,
+    info: TraceInfo,
+    tables: dict[str, dict[str, Any]],
+    totals: dict[str, Any] | None = None,
+) -> Trace:
+    frames: dict[str, Any] = {}
     for name, table in TABLES.items():
         files = [folder / name / part["name"] for part in tables[name]["parts"]]
         frame = pl.scan_parquet(files, glob=False) if files else table.empty()
         if name in _SORT_KEYS and files:
             frame = frame.set_sorted("start_ns", nulls_last=True)
         frames[name] = table.validate(frame)
-    return Trace(**frames, info=info, windows=None, unwindowed=None)
+    return Trace(**frames, info=info, capture_totals=totals)
