@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import nsan
-from nsan.errors import NsanError
+from nsan.errors import NsanError, UsageError
 
 COMMANDS: Final = {
     "summary": "what moved, why, and what was recorded: the first answer",
@@ -77,13 +77,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        arguments.insert(0, "summary")
+    if not arguments:
+        parser().print_help(sys.stderr)
+        return UsageError.exit_code
     try:
-        args = parser().parse_args(arguments)
+        args = parser().parse_args(_with_command(arguments))
+    except UsageError as error:
+        sys.stderr.write(f"nsan: {error}\n")
+        return error.exit_code
     except SystemExit as stop:
         return int(stop.code or 0)
     return _run(args)
+
+
+def _with_command(arguments: list[str]) -> list[str]:
+    """Put in the command that a bare `nsan FILE` leaves out."""
+    first = arguments[0]
+    if first.startswith("-") or first in COMMANDS:
+        return arguments
+    if not os.path.lexists(first) and not {".", os.sep} & set(first):
+        import difflib
+
+        close = difflib.get_close_matches(first, COMMANDS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        msg = f"{first!r} is neither a command nor a file.{hint} Commands: {', '.join(COMMANDS)}."
+        raise UsageError(msg)
+    return ["summary", *arguments]
 
 
 def _run(args: argparse.Namespace) -> int:

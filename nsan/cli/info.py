@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
-from nsan.cli.arguments import add_input, add_output, show_progress, write_result
-from nsan.cli.render import Field, csv_text, flat, indented, json_text, safe, table, word
+from nsan.cli.arguments import add_input, add_output, show_progress
+from nsan.cli.output import write_document
+from nsan.cli.render import Field, indented, safe, table, word
 from nsan.cli.summary import gpu_lines, health_text
-from nsan.errors import UsageError
 from nsan.units import format_count
 
 _CAPTURE_FIELDS: Final = (
@@ -45,20 +46,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from nsan.opening import store_of
 
-    if args.format == "parquet":
-        msg = "Information about a capture is a document, not a table: use --json."
-        raise UsageError(msg)
     folder, manifest = store_of(args.trace, progress=show_progress(args))
     document = _document(manifest)
-    if args.format == "json":
-        text = json_text(document)
-    elif args.format == "csv":
-        text = csv_text(flat(document), ("key", "value"))
-    else:
-        text = _text(document, args, markdown=args.format == "markdown")
-        if args.verbose:
-            text += f"\nstore: {safe(folder)}\n"
-    write_result(args, text)
+    write_document(args, document, lambda: _text(document, args, folder))
     return 0
 
 
@@ -85,7 +75,8 @@ def _document(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _text(document: Mapping[str, Any], args: argparse.Namespace, *, markdown: bool) -> str:
+def _text(document: Mapping[str, Any], args: argparse.Namespace, folder: Path) -> str:
+    markdown = args.format == "markdown"
     facts = [
         ("nsys", document["nsys_version"]),
         ("export schema", document["export_schema"]),
@@ -109,6 +100,8 @@ def _text(document: Mapping[str, Any], args: argparse.Namespace, *, markdown: bo
         _shown(table(rows, _TABLE_FIELDS, markdown=markdown), markdown=markdown),
         health_text(document["health"], verbose=True, markdown=markdown),
     ]
+    if args.verbose:
+        parts.append(f"store: {safe(folder)}")
     return "\n\n".join(parts) + "\n"
 
 

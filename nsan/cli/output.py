@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nsan.cli.arguments import output_path, write_result
-from nsan.cli.render import Field, Row, csv_text, json_text, table
-from nsan.errors import StoreWriteError
+from nsan.cli.render import Field, Row, csv_text, flat, json_text, table
+from nsan.errors import StoreWriteError, UsageError
 
 
 def write_table(
@@ -53,6 +53,33 @@ def write_table(
         _write_parquet(args, shown, columns)
     if not args.quiet:
         sys.stderr.writelines(f"nsan: {note}\n" for note in notes)
+
+
+def write_document(
+    args: argparse.Namespace, document: Mapping[str, Any], text: Callable[[], str]
+) -> None:
+    """Write a document: JSON as it is, CSV as ``key``, ``value`` rows, or as text for people.
+
+    Parameters
+    ----------
+    args : Namespace
+        Format and output.
+    document : mapping
+        What JSON holds.
+    text : callable
+        Writes the document for people, as a table or as Markdown.
+    """
+    if args.format == "parquet":
+        msg = (
+            "This result is a document, not a table: use --json, or a table with --format parquet."
+        )
+        raise UsageError(msg)
+    if args.format == "json":
+        write_result(args, json_text(document))
+    elif args.format == "csv":
+        write_result(args, csv_text(flat(document), ("key", "value")))
+    else:
+        write_result(args, text())
 
 
 def _write_parquet(args: argparse.Namespace, rows: Sequence[Row], columns: Sequence[str]) -> None:

@@ -17,11 +17,10 @@ from nsan.cli.arguments import (
     add_output,
     documented,
     um_status,
-    write_result,
 )
-from nsan.cli.render import Field, coloured, csv_text, flat, indented, json_text, safe, table
+from nsan.cli.output import write_document
+from nsan.cli.render import Field, coloured, indented, safe, table
 from nsan.cli.tables import MIGRATION_FIELDS, migration_rows, unanswered
-from nsan.errors import UsageError
 from nsan.units import counted, format_bytes, format_count, format_time
 
 
@@ -34,25 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    if args.format == "parquet":
-        msg = (
-            "A summary is a document, not a table: use --json, or nsan migrations --format parquet."
-        )
-        raise UsageError(msg)
     document, totals = documented(args)
-    if args.format == "json":
-        text = json_text(document)
-    elif args.format == "csv":
-        text = csv_text(flat(document), ("key", "value"))
-    else:
-        text = _text(document, args, markdown=args.format == "markdown")
-    write_result(args, text)
+    write_document(args, document, lambda: _text(document, args))
     return um_status(args, totals)
 
 
-def _text(document: Mapping[str, Any], args: argparse.Namespace, *, markdown: bool) -> str:
+def _text(document: Mapping[str, Any], args: argparse.Namespace) -> str:
     from nsan.reading import reading
 
+    markdown = args.format == "markdown"
     sections = [
         _head(document, markdown=markdown),
         _bullets(reading(document), markdown=markdown),
