@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 import exports
 import hypothesis
+import pytest
+from vendor import installed_versions
+
 import nsan
 
 SOAK = os.environ.get("NSAN_SOAK") == "1"
@@ -42,16 +43,8 @@ def summary_of(tmp_path):
     return lambda export: nsan.summary(export.write(tmp_path / "built.sqlite"))
 
 
-def pytest_collection_modifyitems(items):
-    """Where a real nsys is promised (CI), a test that would skip for want of it must fail."""
-    if os.environ.get("NSAN_REQUIRE_NSYS") == "1":
-        for item in items:
-            if item.get_closest_marker("nsys"):
-                item.add_marker(pytest.mark.usefixtures("nsys_required"))
-
-
-@pytest.fixture
-def nsys_required():
-    from vendor import installed_versions
-
-    assert installed_versions(), "NSAN_REQUIRE_NSYS=1, but no nsys is installed"
+def pytest_runtest_setup(item):
+    """Where a real nsys is promised (CI), a test that would skip for want of it fails."""
+    promised = os.environ.get("NSAN_REQUIRE_NSYS") == "1"
+    if promised and item.get_closest_marker("nsys") and not installed_versions():
+        pytest.fail("NSAN_REQUIRE_NSYS=1, but no nsys is installed", pytrace=False)

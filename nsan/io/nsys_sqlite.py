@@ -352,7 +352,16 @@ _POLARS: Final[dict[CellType, type[pl.DataType]]] = {
     "real": pl.Float64,
     "text": pl.String,
 }
-_CUDA_TABLES: Final = ("migrations", "copies", "memsets", "kernels", "api_calls")
+_CUDA_TABLES: Final = (
+    "gpu_faults",
+    "cpu_faults",
+    "migrations",
+    "copies",
+    "memsets",
+    "kernels",
+    "api_calls",
+    "allocations",
+)
 _EVIDENCE: Final[dict[str, tuple[str, tuple[str, ...], str | None]]] = {
     "gpu_faults": ("CUDA_UM_GPU_PAGE_FAULT_EVENTS", ("gpu_faults",), None),
     "cpu_faults": ("CUDA_UM_CPU_PAGE_FAULT_EVENTS", ("cpu_faults",), None),
