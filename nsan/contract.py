@@ -44,7 +44,9 @@ def summary(trace: Trace | str | Path) -> dict[str, Any]:
         return document(manifest["info"], manifest["totals"])
     from nsan.totals import totals
 
-    return document(trace.info.to_dict(), totals(trace), windows=trace.windows)
+    return document(
+        trace.info.to_dict(), totals(trace), windows=trace.windows, capture=trace.capture_totals
+    )
 
 
 def document(
@@ -52,8 +54,27 @@ def document(
     totals: Mapping[str, Any],
     *,
     windows: Iterable[tuple[int, int]] | None = None,
+    capture: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Put metadata and totals into the JSON contract; see :func:`summary`."""
+    """Put metadata and totals into the JSON contract; see :func:`summary`.
+
+    Parameters
+    ----------
+    info : mapping
+        :meth:`nsan.info.TraceInfo.to_dict`.
+    totals : mapping
+        :func:`nsan.totals.totals` of the trace, whole or filtered.
+    windows : iterable of (int, int), optional
+        The windows of time of a filter, ns.
+    capture : mapping, optional
+        Totals of the whole capture, which health is about; ``totals`` by default.
+
+    Returns
+    -------
+    dict
+        The JSON contract.
+    """
+    capture = capture or totals
     answers = {kind: info["capture"][kind]["answer"] for kind in CAPTURE_KINDS}
     return {
         "schema": SCHEMA,
@@ -66,7 +87,7 @@ def document(
         "cuda_driver_version": info["cuda_driver_version"],
         "cpu": info["cpu"],
         "session_start_utc_ns": info["session_start_utc_ns"],
-        "coherent_platform": is_coherent(totals) is not None,
+        "coherent_platform": is_coherent(capture) is not None,
         "capture": answers,
         "switches": {kind: info["capture"][kind]["switch"] for kind in CAPTURE_KINDS},
         "windows_ns": None if windows is None else [list(window) for window in windows],
@@ -80,7 +101,7 @@ def document(
         "migrations": _migrations(answers["migrations"], totals["migrations"]),
         "kernels": _kernels(answers["kernels"], totals["kernels"]),
         "managed": _managed(answers["allocations"], totals["managed"]),
-        "health": [asdict(check) for check in checks(info, totals)],
+        "health": [asdict(check) for check in checks(info, capture)],
         "kinds": dict(_KINDS),
     }
 

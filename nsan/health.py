@@ -20,6 +20,7 @@ _COHERENT: Final = re.compile(r"\b(GH200|GB200|GB300|GB10)\b")
 _TELLING: Final = re.compile(
     r"(?i)unified|uvm|page.?fault|lost|drop|overflow|buffer|out of memory|CUPTI"
 )
+_MOST_MESSAGES: Final = 5
 _NAMES: Final = {
     "gpu_faults": "GPU page faults",
     "cpu_faults": "CPU page faults",
@@ -299,6 +300,9 @@ def _diagnostics(totals: Mapping[str, Any]) -> Iterator[Check]:
         for text in row["texts"]
         if _TELLING.search(text or "")
     ]
-    said = [" ".join((text or "").split())[:200] for text in errors + warnings]
+    texts = errors + warnings
+    said = [" ".join((text or "").split())[:200] for text in texts[:_MOST_MESSAGES]]
+    if len(texts) > len(said):
+        said.append(f"and {len(texts) - len(said)} more")
     if said:
         yield Check("diagnostics", "warn", "nsys reported: " + " | ".join(said))

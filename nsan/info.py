@@ -42,6 +42,8 @@ class TraceInfo:
     """By table and column of the export: cells that could not be read."""
     absent_columns: dict[str, list[str]] = field(default_factory=dict)
     """By table of the export: columns that nsan reads and that are not there."""
+    doubtful: list[str] = field(default_factory=list)
+    """Figures that losses make unknown: span, managed_allocations, managed_calls, gpus."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers, ready for JSON."""

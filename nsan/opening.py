@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsan.errors import InputMissingError, NotAStoreError
+from nsan.errors import NotAStoreError
 from nsan.io.manifest import (
     Fingerprint,
     current_manifest,
@@ -14,6 +14,7 @@ from nsan.io.manifest import (
     is_store,
     read_manifest,
 )
+from nsan.io.probe import display_name, is_folder
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
@@ -59,12 +60,10 @@ def store_of(path: Path, *, progress: bool = False) -> tuple[Path, dict[str, Any
 
     Nothing but the standard library is imported when the store is there already.
     """
-    if path.is_dir():
+    if is_folder(path):
         if not is_store(path):
             raise NotAStoreError(path)
         return path, read_manifest(path)
-    if not path.exists():
-        raise InputMissingError(path)
     source = fingerprint(path)
     place = default_store(path)
     manifest = current_manifest(place, source)
@@ -140,7 +139,7 @@ def _build(path: Path, place: Path, source: Fingerprint, *, progress: bool) -> d
     with (
         NsysExport(path, keep_paths=source.keep_paths) as export,
         building(place) as writer,
-        progress_bar(export.n_source_rows(), path.name, show=progress) as advance,
+        progress_bar(export.n_source_rows(), display_name(path), show=progress) as advance,
     ):
         export.copy_tables(writer.add, advance)
         info = export.info()

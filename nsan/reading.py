@@ -76,11 +76,18 @@ def _between(moved: Mapping[tuple[str, str], int]) -> list[str]:
     return [f"{format_bytes(between)} moved between GPUs."] if between else []
 
 
+def _gpu(device: Mapping[str, Any]) -> tuple[str, int]:
+    # Two processes may each call another GPU their device 0.
+    if device["gpu_id"] is not None:
+        return "gpu", device["gpu_id"]
+    return "ordinal", device["device_id"]
+
+
 def _busy(document: Mapping[str, Any]) -> list[str]:
     busy, span = document["migrations"]["busy_ns"], document["duration_ns"]
     if not busy or not span or document["windows_ns"] is not None:
         return []
-    n_gpus = len({device["device_id"] for device in document["devices"]})
+    n_gpus = len({_gpu(device) for device in document["devices"]})
     of = "of the capture" if n_gpus <= 1 else f"of GPU time in the capture ({n_gpus} GPUs)"
     share = busy / (span * max(n_gpus, 1))
     return [f"Migrations were in flight for {format_time(busy)}, {share:.1%} {of}."]

@@ -24,6 +24,7 @@ _SPANS: Final = {
 }
 """The event tables that a capture's duration spans."""
 
+_MOST_MESSAGES: Final = 200
 _MANAGED_CALL: Final = r"^(cudaMallocManaged|cuMemAllocManaged)"
 
 
@@ -40,18 +41,19 @@ def totals(trace: Trace) -> dict[str, Any]:
     dict
         Plain containers: ``counts`` by table, ``span``, ``gpu_faults``, ``cpu_faults``,
         ``migrations``, ``kernels``, ``managed``, ``devices``, ``processes``, ``diagnostics``,
-        ``figures`` (of :mod:`nsan.analysis.health`, always of the whole capture). Times in ns, sizes in bytes, addresses as
+        ``figures`` (of :mod:`nsan.analysis.health`). Times in ns, sizes in bytes, addresses as
         integers; null where a value that the figure needs is missing.
     """
     lazy = _figures(trace)
-    if trace.capture_totals is None:
+    known = trace.capture_totals
+    if known is None:
         lazy |= _health_figures(trace)
     rows = dict(zip(lazy, pl.collect_all(list(lazy.values())), strict=True))
     one = {name: frame.row(0, named=True) for name, frame in rows.items() if frame.height == 1}
     counts = {name: one[f"n {name}"]["n"] for name in _SPANS}
     return {
         "counts": counts,
-        "span": _span(one),
+        "span": _span(trace, one),
         "gpu_faults": {
             "groups": rows["gpu groups"].to_dicts(),
             **one["gpu places"],
@@ -63,19 +65,13 @@ def totals(trace: Trace) -> dict[str, Any]:
             "busy_ns": _busy(trace, "migrations", one),
         },
         "kernels": {**one["kernels"], "busy_ns": _busy(trace, "kernels", one)},
-        "managed": one["allocations"] | one["managed calls"],
+        "managed": _managed(trace, one),
         "devices": trace.devices.collect().to_dicts(),
         "processes": trace.processes.collect().to_dicts(),
         "diagnostics": rows["diagnostics"].to_dicts(),
-        "figures": _figures_of_capture(trace, one),
+        # Those of the capture: a window would cut batches from their copies.
+        "figures": known["figures"] if known else {name: one[name] for name in _HEALTH},
     }
-
-
-def _figures_of_capture(trace: Trace, one: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    # Health is that of the capture: a window would cut batches from their copies.
-    if trace.capture_totals is not None:
-        return dict(trace.capture_totals["figures"])
-    return {name: one[name] for name in _HEALTH}
 
 
 _HEALTH: Final = (
@@ -89,6 +85,7 @@ _HEALTH: Final = (
 
 def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
     managed = pl.col("kind").is_in(MANAGED_KINDS)
+    sizes = pl.col("bytes").filter(managed)
     calls = trace.api_calls.filter(pl.col("name").str.contains(_MANAGED_CALL))
     return {
         **{f"n {name}": _extent(getattr(trace, name), *span) for name, span in _SPANS.items()},
@@ -104,22 +101,26 @@ def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
         "allocations": trace.allocations.select(
             n_allocations=pl.len(),
             n_managed_allocations=managed.sum(),
-            managed_bytes=pl.col("bytes").filter(managed).sum(),
+            managed_bytes=pl.when(sizes.null_count() == 0).then(sizes.sum()),
         ),
         "managed calls": calls.select(n_managed_calls=pl.len()),
         "diagnostics": trace.diagnostics.group_by("severity", maintain_order=True).agg(
-            n=pl.len(), texts=pl.col("text").unique(maintain_order=True).head(5)
+            n=pl.len(), texts=pl.col("text").unique(maintain_order=True).head(_MOST_MESSAGES)
         ),
     }
 
 
 def _health_figures(trace: Trace) -> dict[str, pl.LazyFrame]:
+    devices = trace.devices.collect()
+    faults_, copies, kernels = (
+        _on_gpus(frame, devices) for frame in (trace.gpu_faults, trace.migrations, trace.kernels)
+    )
     return {
         "migration figures": health.migration_figures(trace.migrations),
         "push figures": health.push_figures(trace.migrations),
-        "fault figures": health.fault_figures(trace.gpu_faults),
-        "batch figures": health.batch_figures(trace.gpu_faults, trace.migrations),
-        "clock figures": health.clock_figures(trace.gpu_faults, trace.kernels),
+        "fault figures": health.fault_figures(faults_),
+        "batch figures": health.batch_figures(faults_, copies),
+        "clock figures": health.clock_figures(faults_, kernels),
     }
 
 
@@ -138,11 +139,21 @@ def _extent(frame: pl.LazyFrame, start: str, end: str) -> pl.LazyFrame:
     )
 
 
-def _span(one: Mapping[str, dict[str, Any]]) -> dict[str, int | None]:
+def _managed(trace: Trace, one: Mapping[str, dict[str, Any]]) -> dict[str, int | None]:
+    figures = {"managed_allocations": one["allocations"], "managed_calls": one["managed calls"]}
+    return {
+        name: None if figure in trace.info.doubtful else value
+        for figure, values in figures.items()
+        for name, value in values.items()
+    }
+
+
+def _span(trace: Trace, one: Mapping[str, dict[str, Any]]) -> dict[str, int | None]:
     """First start, last end and their distance; null where any event lacks a time."""
     extents = [one[f"n {name}"] for name in _SPANS]
     filled = [extent for extent in extents if extent["n"]]
-    if not filled or any(extent["times_lacking"] for extent in filled):
+    lacking = any(extent["times_lacking"] for extent in filled) or "span" in trace.info.doubtful
+    if not filled or lacking:
         return {"first_ns": None, "last_ns": None, "duration_ns": None}
     first = min(extent["first"] for extent in filled)
     last = max(extent["last"] for extent in filled)
@@ -151,21 +162,21 @@ def _span(one: Mapping[str, dict[str, Any]]) -> dict[str, int | None]:
 
 def _busy(trace: Trace, table: str, one: Mapping[str, dict[str, Any]]) -> int | None:
     """Union per GPU, summed over GPUs; null where a row lacks its time or its GPU."""
-    if one[f"n {table}"]["busy_lacking"]:
+    if one[f"n {table}"]["busy_lacking"] or "gpus" in trace.info.doubtful:
         return None
     whole = trace.unwindowed or trace
     rows = _on_gpus(getattr(whole, table), whole.devices.collect())
-    found = migrations.busy_by_group(rows, trace.windows, by=("gpu",))
+    found = migrations.busy_by_group(rows, trace.windows, by=("device_id",))
     return int(found["covered_ns"].sum())
 
 
 def _on_gpus(rows: pl.LazyFrame, devices: pl.DataFrame) -> pl.LazyFrame:
-    """Add ``gpu``: two processes may each call another GPU their device 0."""
-    mapped = devices.drop_nulls(["pid", "gpu_id"]).select("pid", "device_id", gpu="gpu_id")
+    """Put the GPU of the machine for ``device_id``: two processes may each call another one 0."""
+    mapped = devices.drop_nulls(["pid", "gpu_id"]).select("pid", "device_id", _gpu="gpu_id")
     if mapped.is_empty():
-        return rows.with_columns(gpu="device_id")
+        return rows
     joined = rows.join(mapped.lazy(), on=["pid", "device_id"], how="left")
-    return joined.with_columns(gpu=pl.coalesce("gpu", "device_id"))
+    return joined.with_columns(device_id=pl.coalesce("_gpu", "device_id")).drop("_gpu")
 
 
 def _with_busy(trace: Trace, groups: pl.DataFrame) -> list[dict[str, Any]]:

@@ -55,6 +55,8 @@ class Trace:
     windows: tuple[Window, ...] | None = None
     unwindowed: Trace | None = None
     """The same trace without its windows: what busy time is clipped from."""
+    is_filtered: bool = False
+    """A part of the capture, by any filter."""
     capture_totals: Mapping[str, Any] | None = None
     """Totals of the whole capture, where its store holds them; :func:`nsan.totals.totals`."""
 
@@ -106,7 +108,10 @@ class Trace:
             trace = _within(trace, _instances(trace, nvtx))
         if time is not None:
             start, end = parse_window(time) if isinstance(time, str) else time
-            window = (MIN_NS if start is None else start, MAX_NS if end is None else end)
+            window = (
+                MIN_NS if start is None else max(start, MIN_NS),
+                MAX_NS if end is None else min(end, MAX_NS),
+            )
             trace = _within(trace, (window,) if window[0] < window[1] else ())
         return trace
 
@@ -136,6 +141,7 @@ def _replaced(
         info=trace.info,
         windows=windows,
         unwindowed=whole,
+        is_filtered=True,
         capture_totals=trace.capture_totals,
     )
 
@@ -167,7 +173,7 @@ def _present(trace: Trace, column: str) -> list[int]:
 
 def _instances(trace: Trace, wanted: str) -> tuple[Window, ...]:
     ranges = trace.nvtx_ranges.select("start_ns", "end_ns", "name", "domain").collect()
-    if ranges.is_empty():
+    if ranges.is_empty() and not _has_nvtx(trace):
         raise NoFilterTableError("NVTX ranges", "--trace=cuda,nvtx")
     found = _named(ranges, wanted)
     if found.is_empty():
@@ -185,6 +191,12 @@ def _within(trace: Trace, windows: tuple[Window, ...]) -> Trace:
         for name, (start, end) in _BY_OVERLAP.items()
     }
     return _replaced(trace, frames, windows, trace.unwindowed or trace)
+
+
+def _has_nvtx(trace: Trace) -> bool:
+    """Say whether the whole capture has ranges, where a filter may have taken them away."""
+    capture = trace.info.capture.get("nvtx")
+    return capture.answer == "recorded" if capture else trace.is_filtered
 
 
 def _named(ranges: pl.DataFrame, wanted: str) -> pl.DataFrame:

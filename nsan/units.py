@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Final
 
 from nsan.errors import BadTimeError
@@ -27,6 +28,7 @@ _TIME_UNITS: Final = {
     "min": 60 * NS_PER_S,
     "h": 3600 * NS_PER_S,
 }
+_LONGEST_TIME: Final = 80
 _TIME_PART = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?P<unit>[a-z]*)")
 
 
@@ -58,6 +60,8 @@ def parse_time(text: str) -> int:
     body = text.strip().lower()
     sign = -1 if body.startswith("-") else 1
     body = body.removeprefix("-").replace("µs", "us")
+    if len(body) > _LONGEST_TIME:
+        raise BadTimeError(text[:_LONGEST_TIME] + "...")
     total, position = 0, 0
     for part in _TIME_PART.finditer(body):
         unit = part["unit"] or "ns"
@@ -71,10 +75,8 @@ def parse_time(text: str) -> int:
 
 
 def _scaled(value: str, factor: int) -> int:
-    # Whole-number arithmetic: a float would move large times by some nanoseconds.
-    whole, _, fraction = value.partition(".")
-    part = int(fraction or 0) * factor / 10.0 ** len(fraction)
-    return int(whole) * factor + round(part)
+    # Exact arithmetic: a float would move large times by some nanoseconds.
+    return round(Fraction(value) * factor)
 
 
 def parse_window(text: str) -> tuple[int | None, int | None]:
@@ -109,10 +111,18 @@ def format_time(ns: float | None) -> str:
     """
     if ns is None:
         return "-"
-    for factor, unit in ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us")):
-        if abs(ns) >= factor:
-            return f"{ns / factor:.3f} {unit}"
-    return f"{ns:.0f} ns"
+    return _scaled_text(ns, 1000, (("ns", 0), ("us", 3), ("ms", 3), ("s", 3)))
+
+
+def _scaled_text(value: float, step: int, units: tuple[tuple[str, int], ...]) -> str:
+    """Write a value in the first unit in which it rounds to less than one step."""
+    text = ""
+    for power, (unit, digits) in enumerate(units):
+        number = f"{value / step**power:.{digits}f}"
+        text = f"{number} {unit}"
+        if abs(float(number)) < step:
+            break
+    return text
 
 
 def format_bytes(n: float | None) -> str:
@@ -125,10 +135,7 @@ def format_bytes(n: float | None) -> str:
     """
     if n is None:
         return "-"
-    for factor, unit in ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(n) >= factor:
-            return f"{n / factor:.2f} {unit}"
-    return f"{n:.0f} B"
+    return _scaled_text(n, KIB, (("B", 0), ("KiB", 2), ("MiB", 2), ("GiB", 2), ("TiB", 2)))
 
 
 def format_rate(bytes_per_s: float | None) -> str:
@@ -141,8 +148,7 @@ def format_rate(bytes_per_s: float | None) -> str:
     """
     if bytes_per_s is None:
         return "-"
-    factor, unit = (1e9, "GB/s") if abs(bytes_per_s) >= 1e9 else (1e6, "MB/s")
-    return f"{bytes_per_s / factor:.2f} {unit}"
+    return _scaled_text(bytes_per_s, 1000, (("B/s", 0), ("kB/s", 2), ("MB/s", 2), ("GB/s", 2)))
 
 
 def format_count(n: int | None) -> str:

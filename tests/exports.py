@@ -13,6 +13,7 @@ import sqlite3
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from urllib.parse import quote
 
 DATA = Path(__file__).parent / "data"
 TRACES = DATA / "traces"
@@ -270,6 +271,8 @@ def unpack(name, folder):
 
 def ask(path, query, *parameters):
     """Ask the database itself, with plain sqlite3: the independent oracle."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
+    with closing(
+        sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
+    ) as connection:
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         return connection.execute(query, parameters).fetchall()

@@ -45,7 +45,7 @@ def migration_figures(migrations: pl.LazyFrame) -> pl.LazyFrame:
         ``n_no_process``.
     """
     size, va = pl.col("bytes"), pl.col("va")
-    last = va + size.cast(pl.UInt64) - 1
+    last = va + size.cast(pl.UInt64, strict=False) - 1
     crosses = (va // VA_BLOCK_BYTES) != (last // VA_BLOCK_BYTES)
     return migrations.select(
         n=pl.len().cast(pl.Int64),

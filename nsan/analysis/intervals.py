@@ -99,5 +99,18 @@ def _clipped(merged: pl.DataFrame, windows: Sequence[Window]) -> pl.DataFrame:
 
 
 def complete_sum(column: str, dtype: type[pl.DataType] = pl.Int64) -> pl.Expr:
-    """Sum a column, or null if a value of it is null: a partial sum is not the total."""
+    """Sum a column, or null if a value of it is null: a partial sum is not the total.
+
+    Parameters
+    ----------
+    column : str
+        Column to add up.
+    dtype : DataType, default Int64
+        Type to add in; wide enough for the sum.
+
+    Returns
+    -------
+    Expr
+        One value per group.
+    """
     return pl.when(pl.col(column).null_count() == 0).then(pl.col(column).cast(dtype).sum())

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import nsan
+from nsan.cli.render import complain
 from nsan.errors import NsanError, UsageError
 
 COMMANDS: Final = {
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser().parse_args(_with_command(arguments))
     except UsageError as error:
-        sys.stderr.write(f"nsan: {error}\n")
+        complain(error)
         return error.exit_code
     except SystemExit as stop:
         return int(stop.code or 0)
@@ -111,14 +112,14 @@ def _run(args: argparse.Namespace) -> int:
         status: int = args.run(args)
         sys.stdout.flush()
     except NsanError as error:
-        sys.stderr.write(f"nsan: {error}\n")
+        complain(error)
         return error.exit_code
     except BrokenPipeError:
         # The reader of a pipe has gone: leave quietly, and keep Python from flushing into it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("nsan: interrupted; nothing half-written is left.\n")
+        complain("interrupted; nothing half-written is left.")
         return 130
     finally:
         signal.signal(signal.SIGTERM, previous)

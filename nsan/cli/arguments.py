@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nsan.cli.render import complain, emit, safe
 from nsan.errors import OutputExistsError, StoreWriteError, UsageError
 
 if TYPE_CHECKING:
@@ -114,9 +115,9 @@ def um_status(args: argparse.Namespace, totals: dict[str, Any]) -> int:
     if has_um_data(totals):
         return 0
     if not args.quiet:
-        sys.stderr.write(
-            f"nsan: {args.trace.name} holds no Unified Memory data: no migration, no page fault, "
-            "no managed allocation.\n"
+        complain(
+            f"{args.trace.name} holds no Unified Memory data: no migration, no page fault, no "
+            "managed allocation."
         )
     return _NO_UM_DATA
 
@@ -124,13 +125,12 @@ def um_status(args: argparse.Namespace, totals: dict[str, Any]) -> int:
 def write_result(args: argparse.Namespace, text: str) -> None:
     """Write a finished text to stdout, or to the file that was named."""
     if args.output is None:
-        # A terminal that cannot show a character gets a substitute, not an error.
-        encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        shown = sys.stdout.isatty() and args.format == "csv"
+        emit("\n".join(map(safe, text.split("\n"))) if shown else text)
         return
     path = output_path(args)
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise StoreWriteError(path, error.strerror or str(error)) from error
 

@@ -7,10 +7,10 @@ export is never changed. A store is used again while its source is unchanged.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from nsan.cli.arguments import add_verbosity, show_progress
+from nsan.cli.render import complain, emit
 from nsan.units import format_bytes, format_count
 
 
@@ -49,6 +49,6 @@ def run(args: argparse.Namespace) -> int:
         tables = read_manifest(folder)["tables"]
         n_rows = sum(table["n_rows"] for table in tables.values())
         size = sum(part["bytes"] for table in tables.values() for part in table["parts"])
-        sys.stderr.write(f"nsan: {format_count(n_rows)} rows, {format_bytes(size)}\n")
-    sys.stdout.write(f"{folder}\n")
+        complain(f"{format_count(n_rows)} rows, {format_bytes(size)}")
+    emit(f"{folder}\n")
     return 0

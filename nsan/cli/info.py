@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from nsan.cli.arguments import add_input, add_output, show_progress
 from nsan.cli.output import write_document
-from nsan.cli.render import Field, indented, safe, table, word
+from nsan.cli.render import Field, indented, name, safe, table, word
 from nsan.cli.summary import gpu_lines, health_text
 from nsan.units import format_count
 
@@ -84,7 +84,8 @@ def _text(document: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
         ("CUDA driver", document["cuda_driver_version"]),
         ("CPU", document["cpu"]),
     ]
-    lines = [f"{name}: {word(value)}" for name, value in facts] + gpu_lines(document["devices"])
+    lines = [f"{fact}: {name(word(value), markdown=markdown)}" for fact, value in facts]
+    lines += gpu_lines(document["devices"], markdown=markdown)
     capture = [
         {"kind": kind, **answer, "answer": _ANSWERS[answer["answer"]]}
         for kind, answer in document["capture"].items()
@@ -93,7 +94,7 @@ def _text(document: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
         {"table": name, "n_rows": n} for name, n in document["tables"].items() if n or args.verbose
     ]
     bullet = "- " if markdown else "  "
-    head = f"# {safe(document['source'])}\n" if markdown else safe(document["source"])
+    head = f"{'# ' * markdown}{name(document['source'], markdown=markdown)}" + "\n" * markdown
     parts = [
         head + "\n" + "\n".join(bullet + line for line in lines),
         _shown(table(capture, _CAPTURE_FIELDS, markdown=markdown), markdown=markdown),

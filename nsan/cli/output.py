@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nsan.cli.arguments import output_path, write_result
-from nsan.cli.render import Field, Row, csv_text, flat, json_text, table
+from nsan.cli.render import Field, Row, complain, csv_text, flat, json_text, table
 from nsan.errors import StoreWriteError, UsageError
 
 
@@ -52,7 +51,8 @@ def write_table(
     else:
         _write_parquet(args, shown, columns)
     if not args.quiet:
-        sys.stderr.writelines(f"nsan: {note}\n" for note in notes)
+        for note in notes:
+            complain(note)
 
 
 def write_document(

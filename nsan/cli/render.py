@@ -14,7 +14,10 @@ from typing import Any, Final
 
 Row = Mapping[str, Any]
 
-_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNSAFE: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+_MARKDOWN: Final = re.compile(r"[\\`*_\[\]|!~#]")
 _COLOURS: Final = {"fail": "31", "warn": "33", "unknown": "36", "ok": "32"}
 
 
@@ -39,6 +42,27 @@ def safe(text: object) -> str:
     return _UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
 
 
+def name(text: object, *, markdown: bool) -> str:
+    r"""Write a name from a trace for people: harmless, and without markup in Markdown.
+
+    Examples
+    --------
+    >>> print(name("a|b <img>", markdown=True))
+    a\|b &lt;img>
+    """
+    plain = safe(text)
+    if not markdown:
+        return plain
+    # Markdown renders HTML, and loads what an image names.
+    html = plain.replace("&", "&amp;").replace("<", "&lt;")
+    return _MARKDOWN.sub(lambda found: "\\" + found[0], html)
+
+
+def dash(value: object) -> str:
+    """Write a label or an id; one that does not apply is a dash."""
+    return "-" if value is None else safe(value)
+
+
 def word(value: object) -> str:
     """Write a label or an id; a missing one is ``unknown``."""
     return "unknown" if value is None else safe(value)
@@ -50,7 +74,7 @@ def table(rows: Sequence[Row], fields: Sequence[Field], *, markdown: bool = Fals
 
     tabulate.MIN_PADDING = 0
     cells = [
-        [_cell(field.write(row[field.key]), markdown=markdown) for field in fields] for row in rows
+        [name(field.write(row[field.key]), markdown=markdown) for field in fields] for row in rows
     ]
     return tabulate.tabulate(
         cells,
@@ -62,30 +86,28 @@ def table(rows: Sequence[Row], fields: Sequence[Field], *, markdown: bool = Fals
     )
 
 
-def _cell(text: str, *, markdown: bool) -> str:
-    # Markdown renders HTML and splits cells at bars.
-    if not markdown:
-        return text
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
-
-
 def csv_text(rows: Iterable[Row], columns: Sequence[str]) -> str:
-    """Write rows as CSV: raw values, empty for null."""
+    """Write rows as CSV: values as they are, empty for null."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _formula_safe(row[key]) for key in columns} for row in rows)
+    cells = [[_csv_cell(row[key]) for key in columns] for row in rows]
+    # A bare carriage return ends a row for most readers, and is not quoted by itself.
+    returns = any("\r" in cell for row in cells for cell in row if isinstance(cell, str))
+    quoted = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
+    writer = csv.writer(out, lineterminator="\n", quoting=quoted)  # type: ignore[arg-type]
+    writer.writerow(columns)
+    writer.writerows(cells)
     return out.getvalue()
 
 
-def _formula_safe(value: Any) -> Any:
+def _csv_cell(value: Any) -> Any:
     # A spreadsheet runs text that begins like a formula.
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else value
 
 
 def json_text(value: Any) -> str:
     """Write a document as JSON; null is null, never an empty text."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def flat(value: Any, prefix: str = "") -> list[dict[str, Any]]:
@@ -107,10 +129,23 @@ def flat(value: Any, prefix: str = "") -> list[dict[str, Any]]:
 
 def coloured(status: str) -> str:
     """Write a status, in colour where a person is likely to see it."""
-    plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    unwanted = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    plain = unwanted or not sys.stdout.isatty()
     return status if plain or status not in _COLOURS else f"\x1b[{_COLOURS[status]}m{status}\x1b[0m"
 
 
 def indented(text: str, by: str = "  ") -> str:
     """Indent every line."""
     return "\n".join(by + line if line else line for line in text.splitlines())
+
+
+def complain(message: object) -> None:
+    """Write a message to stderr, line by line, harmless whatever names it holds."""
+    lines = "\n".join(safe(line) for line in str(message).split("\n"))
+    sys.stderr.write(f"nsan: {lines}\n")
+
+
+def emit(text: str) -> None:
+    """Write to stdout; a character that it cannot show becomes an escape, not an error."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))

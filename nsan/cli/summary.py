@@ -19,7 +19,7 @@ from nsan.cli.arguments import (
     um_status,
 )
 from nsan.cli.output import write_document
-from nsan.cli.render import Field, coloured, indented, safe, table
+from nsan.cli.render import Field, coloured, indented, name, safe, table
 from nsan.cli.tables import MIGRATION_FIELDS, migration_rows, unanswered
 from nsan.units import counted, format_bytes, format_count, format_time
 
@@ -57,17 +57,17 @@ def _bullets(lines: list[str], *, markdown: bool) -> str:
 
 
 def _head(document: Mapping[str, Any], *, markdown: bool) -> str:
-    title = f"# {safe(document['source'])}" if markdown else safe(document["source"])
+    title = f"{'# ' * markdown}{name(document['source'], markdown=markdown)}"
     versions = [
-        f"nsys {safe(document['nsys_version'] or 'of unknown version')}",
-        f"export schema {safe(document['export_schema'] or 'unknown')}",
+        f"nsys {name(document['nsys_version'] or 'of unknown version', markdown=markdown)}",
+        f"export schema {name(document['export_schema'] or 'unknown', markdown=markdown)}",
     ]
     if document["driver_version"]:
-        versions.append(f"driver {safe(document['driver_version'])}")
+        versions.append(f"driver {name(document['driver_version'], markdown=markdown)}")
     lines = [
         ", ".join(versions),
-        *gpu_lines(document["devices"]),
-        *_process_lines(document["processes"]),
+        *gpu_lines(document["devices"], markdown=markdown),
+        *_process_lines(document["processes"], markdown=markdown),
     ]
     kernels = document["kernels"]
     ran = f"{format_time(document['duration_ns'])} from first start to last end"
@@ -82,11 +82,12 @@ def _head(document: Mapping[str, Any], *, markdown: bool) -> str:
     return f"{title}\n" + ("\n" if markdown else "") + _bullets(lines, markdown=markdown)
 
 
-def gpu_lines(devices: list[Mapping[str, Any]], *, limit: int = 8) -> list[str]:
+def gpu_lines(devices: list[Mapping[str, Any]], *, markdown: bool, limit: int = 8) -> list[str]:
     """Write one line per GPU."""
     lines = []
     for device in devices[:limit]:
-        name = safe(device["name"]) if device["name"] else "not described in the export"
+        given = device["name"]
+        called = name(given, markdown=markdown) if given else "not described in the export"
         memory = (
             f", {format_bytes(device['total_memory_bytes'])}"
             if device["total_memory_bytes"]
@@ -95,13 +96,18 @@ def gpu_lines(devices: list[Mapping[str, Any]], *, limit: int = 8) -> list[str]:
         process = (
             f" of process {device['pid']}" if device["pid"] is not None and len(devices) > 1 else ""
         )
-        lines.append(f"GPU {device['device_id']}{process}: {name}{memory}")
+        lines.append(f"GPU {device['device_id']}{process}: {called}{memory}")
     rest = len(devices) - limit
     return [*lines, f"and {rest} more GPUs"] if rest > 0 else lines
 
 
-def _process_lines(processes: list[Mapping[str, Any]], *, limit: int = 4) -> list[str]:
-    lines = [f"process {p['pid']}: {safe(p['name'] or '(no name)')}" for p in processes[:limit]]
+def _process_lines(
+    processes: list[Mapping[str, Any]], *, markdown: bool, limit: int = 4
+) -> list[str]:
+    lines = [
+        f"process {p['pid']}: {name(p['name'] or '(no name)', markdown=markdown)}"
+        for p in processes[:limit]
+    ]
     rest = len(processes) - limit
     return [*lines, f"and {rest} more processes"] if rest > 0 else lines
 
@@ -171,7 +177,7 @@ def health_text(health: list[Mapping[str, Any]], *, verbose: bool, markdown: boo
     n_ok = sum(check["status"] == "ok" for check in judged)
     head = f"Health: {n_ok} of {len(judged)} checks in order"
     lines = [
-        f"- **{check['status']}** {safe(check['text'])}"
+        f"- **{check['status']}** {name(check['text'], markdown=True)}"
         if markdown
         else f"  {coloured(check['status'])}{' ' * (8 - len(check['status']))}{safe(check['text'])}"
         for check in shown

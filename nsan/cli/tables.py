@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nsan.cli.render import Field, word
+from nsan.cli.render import Field, dash, word
 from nsan.units import format_bytes, format_count, format_rate, format_time
 
 _DIRECTIONS: Final = {"htod": "HtoD", "dtoh": "DtoH", "dtod": "DtoD"}
@@ -64,8 +64,8 @@ MIGRATION_COLUMNS: Final = (
 
 FAULT_FIELDS: Final = (
     Field("processor", "Faulting", word, right=False),
-    Field("access", "Access", word, right=False),
-    Field("device_id", "GPU", word),
+    Field("access", "Access", dash, right=False),
+    Field("device_id", "GPU", dash),
     Field("pid", "Pid", word),
     Field("n_rows", "Rows", format_count),
     Field("n_page_faults", "Recorded count", format_count),
@@ -88,7 +88,7 @@ def migration_rows(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def fault_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Put GPU and CPU fault groups into one table; CPU faults have no GPU, access type or count."""
     gpu = [{"processor": "GPU", **row} for row in document["gpu_faults"]["groups"] or ()]
-    bare = {"access": "-", "device_id": "-", "n_page_faults": None}
+    bare = {"access": None, "device_id": None, "n_page_faults": None}
     cpu = [{"processor": "CPU", **bare, **row} for row in document["cpu_faults"]["groups"] or ()]
     return gpu + cpu
 

@@ -8,16 +8,35 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nsan.errors import BrokenStoreError, InputMissingError, NoPermissionError
+from nsan.errors import BrokenStoreError, NoPermissionError
+from nsan.io.probe import check_database, display_name
 
 STORE_FORMAT: Final = 1
 """Raise it when what a store holds changes: older stores are then made again."""
 
 MANIFEST: Final = "manifest.json"
+TABLE_NAMES: Final = (
+    "gpu_faults",
+    "cpu_faults",
+    "migrations",
+    "copies",
+    "memsets",
+    "kernels",
+    "api_calls",
+    "nvtx_ranges",
+    "nvtx_marks",
+    "allocations",
+    "devices",
+    "processes",
+    "diagnostics",
+)
+"""The tables of :mod:`nsan.schema`, by name only: that module needs a frame library."""
+
 _SAMPLE_BYTES: Final = 1 << 16
 
 
@@ -54,24 +73,20 @@ def fingerprint(path: Path, *, keep_paths: bool = False) -> Fingerprint:
 
     Raises
     ------
-    InputMissingError, NoPermissionError
-        If it cannot be read.
+    NsanError
+        If it is not a whole SQLite database that can be read.
     """
-    try:
-        status = path.stat()
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            digest.update(file.read(_SAMPLE_BYTES))
-            file.seek(max(0, status.st_size - _SAMPLE_BYTES))
-            digest.update(file.read(_SAMPLE_BYTES))
-    except FileNotFoundError as error:
-        raise InputMissingError(path) from error
-    except PermissionError as error:
-        raise NoPermissionError(path) from error
+    check_database(path)
+    status = path.stat()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        digest.update(file.read(_SAMPLE_BYTES))
+        file.seek(max(0, status.st_size - _SAMPLE_BYTES))
+        digest.update(file.read(_SAMPLE_BYTES))
     real = path.resolve()
     logs = [_size_and_time(real.with_name(real.name + suffix)) for suffix in ("-wal", "-journal")]
     return Fingerprint(
-        name=path.name,
+        name=display_name(path),
         size=status.st_size,
         mtime_ns=status.st_mtime_ns,
         digest=digest.hexdigest(),
@@ -105,7 +120,12 @@ def cache_folder() -> Path:
 def default_store(path: Path) -> Path:
     """Name the store of a source in the cache folder; one per place of a source."""
     place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
-    return cache_folder() / "stores" / f"{path.stem[:60]}-{place}"
+    return cache_folder() / "stores" / f"{_plain(path)}-{place}"
+
+
+def _plain(path: Path) -> str:
+    stem = display_name(path).rpartition(".")[0] or display_name(path)
+    return re.sub(r"[^\w.-]+", "_", stem)[:60]
 
 
 def is_store(folder: Path) -> bool:
@@ -135,12 +155,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BrokenStoreError(folder, f"its manifest cannot be read ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("store_format") != STORE_FORMAT:
         raise BrokenStoreError(folder, "it was written by another version of nsan")
-    for name, table in manifest["tables"].items():
+    try:
+        _check_parts(folder, manifest)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BrokenStoreError(folder, f"its manifest is not whole ({error})") from error
+    return manifest
+
+
+def _check_parts(folder: Path, manifest: dict[str, Any]) -> None:
+    for key in ("nsan_version", "source", "info", "totals"):
+        manifest[key]
+    for name in TABLE_NAMES:
+        table = manifest["tables"][name]
         for part in table["parts"]:
             file = folder / name / part["name"]
             if not file.is_file() or file.stat().st_size != part["bytes"]:
                 raise BrokenStoreError(folder, f"{name}/{part['name']} is missing or cut short")
-    return manifest
 
 
 def current_manifest(folder: Path, source: Fingerprint) -> dict[str, Any] | None:

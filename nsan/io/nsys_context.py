@@ -12,8 +12,8 @@ import polars as pl
 
 from nsan import schema
 from nsan.io.nsys_tables import (
-    BYTES_LIMIT,
-    TIME_LIMIT,
+    SIZES,
+    TIMES,
     Source,
     Strings,
     address,
@@ -42,7 +42,8 @@ NVTX: Final = Source(
     },
     ("start", "eventType"),
     {},
-    {"start": TIME_LIMIT, "end": TIME_LIMIT},
+    {"start": TIMES, "end": TIMES},
+    expected=("end", "text", "globalTid"),
 )
 
 MEMORY_EVENTS: Final = Source(
@@ -58,18 +59,23 @@ MEMORY_EVENTS: Final = Source(
         "name": "text",
         "correlationId": "integer",
     },
-    ("start", "address", "bytes", "memKind", "memoryOperationType"),
+    ("start", "globalPid", "address", "bytes", "memKind", "memoryOperationType"),
     {},
-    {"start": TIME_LIMIT, "bytes": BYTES_LIMIT},
+    {"start": TIMES, "bytes": SIZES},
 )
+
+STRING_IDS: Final = Source("StringIds", {"id": "integer", "value": "text"}, ("id", "value"), {})
 
 DIAGNOSTIC_EVENTS: Final = Source(
     "DIAGNOSTIC_EVENT",
     {"timestamp": "integer", "severity": "integer", "text": "text", "globalPid": "integer"},
     (),
     {},
-    {"timestamp": TIME_LIMIT},
+    {"timestamp": TIMES},
 )
+
+_ABSOLUTE_PATH: Final = r"(^|[\s'\"`(\[<>=:,;])(?:~\w*|[A-Za-z]:)?[/\\](?:.*[/\\])?"
+"""From where a path begins to the last slash of the line: folders may have spaces in their names."""
 
 _SEVERITIES: Final = {0: "unknown", 1: "information", 2: "warning", 3: "error"}
 
@@ -240,7 +246,7 @@ def diagnostics(rows: pl.DataFrame) -> pl.DataFrame:
         pid_of("globalPid"),
         time_ns=pl.col("timestamp"),
         severity=labelled("severity", _SEVERITIES, schema.SEVERITY),
-        text=pl.col("text").str.replace_all(r"(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"]+)+[/\\]", ""),
+        text=pl.col("text").str.replace_all(_ABSOLUTE_PATH, "$1"),
     ).sort("time_ns", maintain_order=True)
     return messages.select(
         pl.col(name).cast(dtype) for name, dtype in schema.DIAGNOSTICS.schema.items()
@@ -287,17 +293,17 @@ def devices(gpus: pl.DataFrame, ordinals: pl.DataFrame, used: pl.DataFrame) -> p
     ordinals : DataFrame
         Rows of TARGET_INFO_CUDA_DEVICE: ``gpuId``, ``cudaId``, ``pid``; may be empty.
     used : DataFrame
-        ``device_id``: ordinals that events name.
+        ``device_id`` (Int64), ``pid`` (Int64): ordinals that events name, and in which process.
 
     Returns
     -------
     DataFrame, ``DEVICES``
-        One row per ordinal (and process, where the export maps ordinals per process), by ordinal;
-        ordinals without a description keep their number only.
+        One row per ordinal and process that the export maps, and one without a process for every
+        other ordinal that is described or used, by ordinal.
     """
     described = gpus.select(
         gpu_id="id",
-        ordinal="cuDevice",
+        device_id="cuDevice",
         name="name",
         chip="chipName",
         total_memory_bytes="totalMemory",
@@ -306,22 +312,29 @@ def devices(gpus: pl.DataFrame, ordinals: pl.DataFrame, used: pl.DataFrame) -> p
         compute_capability=pl.format("{}.{}", "computeMajor", "computeMinor"),
     )
     mapped = ordinals.select(device_id="cudaId", pid="pid", gpu_id="gpuId").drop_nulls("device_id")
-    per_process = mapped.join(described.drop("ordinal"), on="gpu_id", how="left")
-    # Old exports have no cuDevice. Then a lone GPU can only be ordinal 0.
-    lone = pl.lit(0) if described.height == 1 else pl.lit(None, pl.Int64)
-    shared = (
-        described.with_columns(device_id=pl.coalesce("ordinal", lone), pid=pl.lit(None, pl.Int64))
-        .drop_nulls("device_id")
-        .with_columns(is_nvidia=pl.col("name").str.contains("(?i)nvidia|tesla|quadro|geforce"))
-        .sort("device_id", "is_nvidia", descending=[False, True], nulls_last=True)
-        .unique("device_id", keep="first", maintain_order=True)
-    )
-    shared = shared.join(per_process, on="device_id", how="anti")
-    bare = used.drop_nulls().unique()
-    known = pl.concat([per_process, shared], how="diagonal_relaxed")
-    bare = bare.join(known, on="device_id", how="anti")
+    per_process = mapped.join(described.drop("device_id"), on="gpu_id", how="left")
+    unmapped = used.join(mapped, on=["device_id", "pid"], how="anti").select("device_id").unique()
+    anywhere = _for_any_process(described)
+    # An ordinal that is mapped for every process that uses it needs no row for the others.
+    spare = mapped.join(unmapped, on="device_id", how="anti")
+    anywhere = anywhere.join(spare, on="device_id", how="anti")
+    bare = unmapped.drop_nulls().join(anywhere, on="device_id", how="anti")
     return (
-        pl.concat([known, bare], how="diagonal_relaxed")
+        pl.concat([per_process, anywhere, bare], how="diagonal_relaxed")
         .sort("device_id", "pid", nulls_last=False)
         .select(pl.col(name).cast(dtype) for name, dtype in schema.DEVICES.schema.items())
+    )
+
+
+def _for_any_process(described: pl.DataFrame) -> pl.DataFrame:
+    """Take the GPUs by ``cuDevice``; of several with one ordinal the NVIDIA one counts."""
+    # Old exports have no cuDevice. Then a lone GPU can only be ordinal 0.
+    lone = pl.lit(0) if described.height == 1 else pl.lit(None, pl.Int64)
+    nvidia = pl.col("name").str.contains("(?i)nvidia|tesla|quadro|geforce")
+    return (
+        described.with_columns(device_id=pl.coalesce("device_id", lone), _nvidia=nvidia)
+        .drop_nulls("device_id")
+        .sort("device_id", "_nvidia", descending=[False, True], nulls_last=True)
+        .unique("device_id", keep="first", maintain_order=True)
+        .drop("_nvidia")
     )

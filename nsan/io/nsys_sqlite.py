@@ -16,6 +16,7 @@ from nsan.errors import NotAnExportError
 from nsan.info import Capture, TraceInfo
 from nsan.io import nsys_context, nsys_info
 from nsan.io.nsys_tables import STREAMED, Source, Strings
+from nsan.io.probe import display_name
 from nsan.io.sqlite_file import CellType, SqliteFile
 
 ROWS_PER_RANGE: Final = 1 << 18
@@ -75,9 +76,12 @@ class NsysExport:
         self.losses = Losses()
         self._rows_per_range = rows_per_range
         self._n_rows: dict[str, int] = defaultdict(int)
-        self._seen: dict[str, set[int]] = {"pid": set(), "device_id": set()}
+        self._pids: set[int] = set()
+        self._used: set[tuple[int | None, int | None]] = set()
+        self._n_source_rows: dict[str, int] = defaultdict(int)
         self._last_ns: int | None = None
         self._shift_ns = 0
+        self._gpus_unclear = False
         try:
             self._check_kind()
             self.metadata = self._pairs(nsys_info.EXPORT_TABLES, nsys_info.EXPORT_KEYS)
@@ -104,7 +108,9 @@ class NsysExport:
             raise NotAnExportError(self.path, what)
         if not any(has(mark) for mark in _NSYS_MARKS):
             names = self.database.table_names
-            listed = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+            listed = ", ".join(n if n.isprintable() else ascii(n) for n in names[:5]) + (
+                " ..." if len(names) > 5 else ""
+            )
             what = f"a database of something else (tables: {listed or 'none'})"
             raise NotAnExportError(self.path, what)
 
@@ -127,6 +133,7 @@ class NsysExport:
                 self._note_absent(source)
                 for read in self._stream(source, sink, pool):
                     self._note(read)
+                    self._n_source_rows[source.table] += read.n_read
                     self.losses.add(source.table, read.lost)
                     progress(source.table, read.n_read)
         for name, frame in self._context().items():
@@ -165,7 +172,8 @@ class NsysExport:
         if not self.database.has_table(source.table):
             return
         spelt = self.database.columns(source.table)
-        absent = [column for column in source.required if column.lower() not in spelt]
+        needed = dict.fromkeys((*source.required, *source.expected))
+        absent = [column for column in needed if column.lower() not in spelt]
         if absent:
             self.losses.absent[source.table] = absent
 
@@ -176,8 +184,8 @@ class NsysExport:
         spelt = self.database.columns(source.table)
         counted = [column for column in source.required if column.lower() in spelt]
         rows = rows.with_columns(
-            pl.when(pl.col(column).is_between(-limit, limit)).then(pl.col(column))
-            for column, limit in source.limits.items()
+            pl.when(pl.col(column).is_between(low, high)).then(pl.col(column))
+            for column, (low, high) in source.limits.items()
         )
         if self._shift_ns:
             times = [c for c in ("start", "end", "timestamp") if c in source.columns]
@@ -192,8 +200,8 @@ class NsysExport:
     def _note(self, read: _Read) -> None:
         for name, n_rows in read.n_rows.items():
             self._n_rows[name] += n_rows
-        for column, values in read.seen.items():
-            self._seen[column] |= values
+        self._pids |= read.pids
+        self._used |= read.used
         ends = [ns for ns in (self._last_ns, read.last_ns) if ns is not None]
         self._last_ns = max(ends, default=None)
 
@@ -218,13 +226,13 @@ class NsysExport:
         }
         # The profiler's own messages come from processes that need not have events.
         for name in ("nvtx_ranges", "nvtx_marks", "allocations"):
-            for column, seen in self._seen.items():
-                seen.update(_ids(frames[name], column))
+            self._pids |= _pids(frames[name])
+        self._used |= _used(frames["allocations"])
         used = pl.DataFrame(
-            {"device_id": sorted(self._seen["device_id"])}, schema={"device_id": pl.Int64}
+            list(self._used), schema={"pid": pl.Int64, "device_id": pl.Int64}, orient="row"
         )
         named = self._rows("PROCESSES", {"globalPid": "integer", "name": "text"})
-        frames["processes"] = nsys_context.processes(named, sorted(self._seen["pid"]), self.strings)
+        frames["processes"] = nsys_context.processes(named, sorted(self._pids), self.strings)
         frames["devices"] = nsys_context.devices(self._gpus(), self._ordinals(), used)
         return frames
 
@@ -246,13 +254,17 @@ class NsysExport:
 
     def _ordinals(self) -> pl.DataFrame:
         columns: dict[str, CellType] = {"gpuId": "integer", "cudaId": "integer", "pid": "integer"}
-        return self._rows("TARGET_INFO_CUDA_DEVICE", columns)
+        rows = self._rows("TARGET_INFO_CUDA_DEVICE", columns)
+        # Without this mapping two processes' device 0 cannot be told apart, or joined.
+        unmapped = rows.select(pl.any_horizontal(pl.all().is_null()).any()).item()
+        self._gpus_unclear = bool(unmapped) and len({pid for pid, _ in self._used}) > 1
+        return rows
 
     def _rows(self, table: str, columns: dict[str, CellType]) -> pl.DataFrame:
         return self._whole(Source(table, columns, (), {}))
 
     def _string_ids(self) -> pl.DataFrame:
-        rows = self._rows("StringIds", {"id": "integer", "value": "text"})
+        rows = self._whole(nsys_context.STRING_IDS)
         return rows.drop_nulls("id").unique("id", keep="first", maintain_order=True)
 
     def _pairs(self, tables: Sequence[str], keys: Sequence[str]) -> dict[str, list[str]]:
@@ -286,7 +298,7 @@ class NsysExport:
         first = {key: values[0] for key, values in environment.items()}
         architecture = first.get("CpuArchitecture")
         return TraceInfo(
-            source=self.path.name,
+            source=display_name(self.path),
             kind="nsys-sqlite",
             nsys_version=self._one("EXPORT_PRODUCT_VERSION"),
             export_schema=self._one("EXPORT_SCHEMA_VERSION"),
@@ -300,27 +312,52 @@ class NsysExport:
             capture={kind: self._answer(kind, options) for kind in nsys_info.SWITCHES},
             losses=self.losses.cells,
             absent_columns=self.losses.absent,
+            doubtful=self._doubtful(),
         )
+
+    def _doubtful(self) -> list[str]:
+        """Name the figures whose rows may be incomplete or doubled, whatever their values say."""
+        names = self._damaged("CUPTI_ACTIVITY_KIND_RUNTIME", "nameId") or (
+            self._n_rows["api_calls"] > 0
+            and (not self.strings.by_id.height or self._damaged("StringIds", "id", "value"))
+        )
+        found = {
+            "span": self._damaged("CUPTI_ACTIVITY_KIND_MEMCPY", "copyKind")
+            or self._damaged(nsys_context.NVTX.table, "start", "end", "eventType"),
+            "managed_allocations": self._damaged(nsys_context.MEMORY_EVENTS.table, *_PAIRING),
+            "managed_calls": names or self._withheld("CUPTI_ACTIVITY_KIND_RUNTIME"),
+            "gpus": self._gpus_unclear,
+        }
+        return [name for name, doubt in found.items() if doubt]
+
+    def _damaged(self, table: str, *columns: str) -> bool:
+        lost, absent = self.losses.cells.get(table, {}), self.losses.absent.get(table, [])
+        return any(lost.get(column) or column in absent for column in columns)
+
+    def _withheld(self, table: str) -> bool:
+        """Say whether a table is missing although this export makes tables without rows."""
+        return not self.database.has_table(table) and self._lazy() is False
 
     def _answer(self, kind: str, options: dict[str, list[str]]) -> Capture:
         table, ours, deciding = _EVIDENCE[kind]
-        restricted = bool(self._one("EXPORT_PARAM_TABLES_TO_EXPORT"))
-        lazy = nsys_info.is_true(self._one("EXPORT_PARAM_LAZY") or self._one("EXPORT_LAZY"))
+        n_rows = sum(self._n_rows[name] for name in ours)
         return nsys_info.answer(
             kind,
             nsys_info.Evidence(
-                n_rows=sum(self._n_rows[name] for name in ours),
+                n_rows=self._n_source_rows[table] if kind == "kernels" else n_rows,
                 has_table=self.database.has_table(table),
-                readable=self._tells_apart(table, deciding),
-                lazy=False if restricted else lazy,
+                readable=deciding is None or not self._damaged(table, deciding),
+                lazy=self._lazy(),
                 option=nsys_info.option_of(kind, options),
                 cuda_seen=any(self._n_rows[name] for name in _CUDA_TABLES),
             ),
         )
 
-    def _tells_apart(self, table: str, deciding: str | None) -> bool:
-        lost = self.losses.cells.get(table, {}).get(deciding or "", 0)
-        return not lost and deciding not in self.losses.absent.get(table, [])
+    def _lazy(self) -> bool | None:
+        """Say whether the export leaves out tables without rows; None where it does not say."""
+        if self._one("EXPORT_PARAM_TABLES_TO_EXPORT"):
+            return False
+        return nsys_info.is_true(self._one("EXPORT_PARAM_LAZY") or self._one("EXPORT_LAZY"))
 
 
 @dataclass
@@ -330,21 +367,31 @@ class _Read:
     n_read: int
     lost: dict[str, int]
     n_rows: dict[str, int] = field(default_factory=dict)
-    seen: dict[str, set[int]] = field(default_factory=dict)
+    pids: set[int] = field(default_factory=set)
+    used: set[tuple[int | None, int | None]] = field(default_factory=set)
     last_ns: int | None = None
 
     def note(self, name: str, frame: pl.DataFrame) -> None:
         self.n_rows[name] = frame.height
-        for column in ("pid", "device_id"):
-            self.seen[column] = self.seen.get(column, set()) | _ids(frame, column)
+        self.pids |= _pids(frame)
+        self.used |= _used(frame)
         last = frame["end_ns" if "end_ns" in frame.columns else "start_ns"].max()
         if isinstance(last, int):
             self.last_ns = last if self.last_ns is None else max(last, self.last_ns)
 
 
-def _ids(frame: pl.DataFrame, column: str) -> set[int]:
-    return set(frame[column].drop_nulls().unique()) if column in frame.columns else set()
+def _pids(frame: pl.DataFrame) -> set[int]:
+    return set(frame["pid"].drop_nulls().unique())
 
+
+def _used(frame: pl.DataFrame) -> set[tuple[int | None, int | None]]:
+    if "device_id" not in frame.columns:
+        return set()
+    return set(frame.select("pid", "device_id").unique().rows())
+
+
+_PAIRING: Final = ("start", "globalPid", "address", "memKind", "memoryOperationType")
+"""What pairs allocations with releases, and tells managed ones apart."""
 
 _FIRST_NUMBER: Final = {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": 1 << 20}
 _POLARS: Final[dict[CellType, type[pl.DataType]]] = {

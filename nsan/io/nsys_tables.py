@@ -17,9 +17,11 @@ from nsan import schema
 from nsan.io.sqlite_file import CellType
 from nsan.uvm import constants as uvm
 
-TIME_LIMIT: Final = 1 << 61
-BYTES_LIMIT: Final = 1 << 46
-"""Largest size that is believed (70 TB): sums of such sizes stay far from overflow."""
+TIMES: Final = (-(1 << 61), 1 << 61)
+SIZES: Final = (0, 1 << 46)
+"""Sizes that are believed (up to 70 TB): their sums stay far from overflow."""
+
+COUNTS: Final = (0, 1 << 40)
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,22 @@ class Source:
     targets : dict
         By table of ours: how a range of rows becomes rows of it.
     limits : dict
-        By column: the largest magnitude that is believed.
+        By column: the lowest and highest value that are believed; others are losses.
+    expected : tuple of str
+        Columns that every version has, although their cells may be null.
     """
 
     table: str
     columns: Mapping[str, CellType]
     required: tuple[str, ...]
     targets: Mapping[str, Build]
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    expected: tuple[str, ...] = ()
 
 
 def last_part(path: pl.Expr) -> pl.Expr:
     """Cut paths to their last part, on either kind of slash."""
-    return path.str.replace(r"^.*[/\\]([^/\\]+)$", "$1")
+    return path.str.replace(r"(?s)^.*[/\\]([^/\\]+)[/\\]*$", "$1")
 
 
 def pid_of(global_id: str) -> pl.Expr:
@@ -256,8 +261,8 @@ def _integers(*names: str) -> dict[str, CellType]:
 
 
 _WORK: Final = ("start", "end", "globalPid", "deviceId", "contextId", "streamId", "correlationId")
-_TIME_LIMITS: Final = {"start": TIME_LIMIT, "end": TIME_LIMIT}
-_SIZE_LIMITS: Final = {**_TIME_LIMITS, "bytes": BYTES_LIMIT}
+_TIME_LIMITS: Final = {"start": TIMES, "end": TIMES}
+_SIZE_LIMITS: Final = {**_TIME_LIMITS, "bytes": SIZES}
 
 STREAMED: Final = (
     Source(
@@ -273,7 +278,7 @@ STREAMED: Final = (
         ),
         ("start", "end", "deviceId", "address", "numberOfPageFaults"),
         {"gpu_faults": _gpu_faults},
-        {**_TIME_LIMITS, "numberOfPageFaults": 1 << 40},
+        {**_TIME_LIMITS, "numberOfPageFaults": COUNTS},
     ),
     Source(
         "CUDA_UM_CPU_PAGE_FAULT_EVENTS",
@@ -290,7 +295,7 @@ STREAMED: Final = (
         ),
         ("start", "address"),
         {"cpu_faults": _cpu_faults},
-        {"start": TIME_LIMIT},
+        {"start": TIMES},
     ),
     Source(
         "CUPTI_ACTIVITY_KIND_MEMCPY",
@@ -306,7 +311,7 @@ STREAMED: Final = (
         ),
         ("start", "end", "deviceId", "bytes", "copyKind"),
         {"migrations": _migrations, "copies": _copies},
-        {**_SIZE_LIMITS, "copyCount": 1 << 40},
+        {**_SIZE_LIMITS, "copyCount": COUNTS},
     ),
     Source(
         "CUPTI_ACTIVITY_KIND_MEMSET",
@@ -344,7 +349,7 @@ STREAMED: Final = (
     Source(
         "CUPTI_ACTIVITY_KIND_RUNTIME",
         _integers("start", "end", "globalTid", "correlationId", "nameId", "returnValue"),
-        ("start", "end"),
+        ("start", "end", "nameId"),
         {"api_calls": _api_calls},
         _TIME_LIMITS,
     ),

@@ -13,9 +13,9 @@ shape this module (all measured on ADBC 1.13):
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
-import stat
 import tempfile
 from contextlib import closing
 from itertools import pairwise
@@ -30,19 +30,11 @@ import polars as pl
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
-from nsan.errors import DamagedExportError, InputMissingError, NoPermissionError, NotAnExportError
+from nsan.errors import DamagedExportError, NoPermissionError
+from nsan.io.probe import check_database
 
 CellType = Literal["integer", "real", "text"]
 
-_MAGIC: Final = b"SQLite format 3\0"
-_OTHER_MAGIC: Final = {
-    b"\x1f\x8b": ("gzip data", "Unpack it first: `gunzip FILE`."),
-    b"PK\x03\x04": ("a zip archive", "Unpack it first."),
-    b"PAR1": ("a Parquet file", ""),
-    b"\x80\x02": ("a pickle", ""),
-    b"\x80\x04": ("a pickle", ""),
-}
-_REPORT_SUFFIXES: Final = {".nsys-rep", ".qdrep", ".qdstrm"}
 _BATCH_ROWS: Final = 1 << 16
 _MOST_RANGES: Final = 1024
 _ROW_MARK: Final = "_row"
@@ -59,59 +51,6 @@ _CELL_TYPES: Final[dict[CellType, tuple[str, ...]]] = {
 }
 
 
-def check_readable(path: Path) -> None:
-    """Say what a file is if it is not a whole SQLite database.
-
-    Raises
-    ------
-    InputMissingError, NoPermissionError, NotAnExportError, DamagedExportError
-        One for each way in which a path is not a database.
-    """
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise NotAnExportError(path, "not a regular file")
-        with path.open("rb") as file:
-            head = file.read(100)
-    except FileNotFoundError as error:
-        raise InputMissingError(path) from error
-    except PermissionError as error:
-        raise NoPermissionError(path) from error
-    except OSError as error:
-        raise DamagedExportError(path, f"it cannot be read ({error.strerror})") from error
-    if not head:
-        raise NotAnExportError(
-            path, "an empty file", "The export was probably interrupted: export it again."
-        )
-    if not head.startswith(_MAGIC):
-        raise _not_a_database(path, head)
-    _check_length(path, head, status.st_size)
-
-
-def _not_a_database(path: Path, head: bytes) -> NotAnExportError:
-    if path.suffix in _REPORT_SUFFIXES:
-        return NotAnExportError(
-            path,
-            "an nsys report, not an export",
-            f"Export it first: `nsys export --type sqlite {path.name}`, then give nsan the .sqlite.",
-        )
-    for magic, (what, advice) in _OTHER_MAGIC.items():
-        if head.startswith(magic):
-            return NotAnExportError(path, what, advice)
-    return NotAnExportError(path, "not a SQLite database")
-
-
-def _check_length(path: Path, head: bytes, size: int) -> None:
-    page_bytes = int.from_bytes(head[16:18], "big")
-    page_bytes = 65536 if page_bytes == 1 else page_bytes
-    pages = int.from_bytes(head[28:32], "big")
-    # The page count is valid only if the last writer kept it up to date.
-    counted = head[24:28] == head[92:96] and pages > 0
-    if len(head) < 100 or (counted and size < pages * page_bytes):
-        whole = f"{pages * page_bytes:,}" if counted else "at least 100"
-        raise DamagedExportError(path, f"cut short, {size:,} of {whole} bytes")
-
-
 class SqliteFile:
     """A database open for reading; a context manager.
 
@@ -124,10 +63,10 @@ class SqliteFile:
     """
 
     def __init__(self, path: Path) -> None:
-        check_readable(path)
+        check_database(path)
         self.path = path
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._uri = f"file:{quote(str(self._unchanging(path)))}?mode=ro&immutable=1"
+        self._uri = f"file:{quote(os.fsencode(self._unchanging(path)))}?mode=ro&immutable=1"
         self._engine = sa.create_engine(
             "sqlite://", creator=lambda: sqlite3.connect(self._uri, uri=True), poolclass=sa.NullPool
         )
