@@ -105,31 +105,26 @@ def fault_figures(gpu_faults: pl.LazyFrame) -> pl.LazyFrame:
     Parameters
     ----------
     gpu_faults : LazyFrame, ``GPU_FAULTS``
-        Rows of the fault table.
+        Rows of the fault table, sorted by start.
 
     Returns
     -------
     LazyFrame
-        One row of Int64 counts: ``n``; ``n_shared_ends`` (rows whose `end` another row of the GPU
-        has too); ``n_out_of_order`` (rows that end before the row that started before them);
+        One row of Int64 counts: ``n``; ``n_shared_ends`` (rows that end with the row before or
+        after them on their GPU; rows further apart that do so are out of order); ``n_out_of_order`` (rows that end before the row that started before them);
         ``n_counts_outside`` (counts not in 1..256); ``n_full_batches`` (counts of at least 0.9 x
         256, the only visible saturation); ``n_other_access``.
     """
-    count = pl.col("n_page_faults")
-    device, end = pl.col("device_id"), pl.col("end_ns")
-    same_end = (device.eq_missing(device.shift(1)) & (end == end.shift(1))).fill_null(value=False)
-    by_end = gpu_faults.sort("device_id", "end_ns").select(
-        n_shared_ends=_n(same_end | same_end.shift(-1, fill_value=False))
-    )
-    out_of_order = device.eq_missing(device.shift(1)) & (end < end.shift(1))
-    by_start = gpu_faults.sort("device_id", "start_ns", "end_ns").select(
+    count, end = pl.col("n_page_faults"), pl.col("end_ns")
+    before, after = end.shift(1).over("device_id"), end.shift(-1).over("device_id")
+    return gpu_faults.select(
         n=pl.len().cast(pl.Int64),
-        n_out_of_order=_n(out_of_order),
+        n_shared_ends=_n(((end == before) | (end == after)).fill_null(value=False)),
+        n_out_of_order=_n(end < before),
         n_counts_outside=_n(count.is_between(1, FAULT_BATCH_SIZE).not_()),
         n_full_batches=_n(count >= 0.9 * FAULT_BATCH_SIZE),
         n_other_access=_n(pl.col("access") == "other"),
     )
-    return pl.concat([by_start, by_end], how="horizontal")
 
 
 def batch_figures(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
@@ -153,10 +148,7 @@ def batch_figures(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
         ``n_descending`` (copies below the one before them in their batch).
     """
     rows = (
-        gpu_faults.select("device_id", row_end="end_ns", row_va="va")
-        .drop_nulls()
-        .unique(["device_id", "row_end"])
-        .sort("row_end")
+        gpu_faults.select("device_id", row_end="end_ns", row_va="va").drop_nulls().sort("row_end")
     )
     copies = (
         migrations.filter((pl.col("direction") == "htod") & (pl.col("cause_id") == CAUSE_COHERENCE))

@@ -34,16 +34,21 @@ def union(intervals: pl.LazyFrame, *, by: Sequence[str] = ()) -> pl.LazyFrame:
     """
     keys = list(by)
     start, end = pl.col("start_ns"), pl.col("end_ns")
-    reached = end.cum_max().shift(1)
-    opens = start > (reached.over(keys) if keys else reached)
-    return (
-        intervals.select(*keys, "start_ns", "end_ns")
-        .filter(start < end)
-        .sort([*keys, "start_ns"])
-        .with_columns(_island=opens.fill_null(value=True).cum_sum())
-        .group_by("_island", maintain_order=True)
-        .agg(*(pl.col(key).first() for key in keys), start.first(), end.max())
-        .drop("_island")
+    ordered = (
+        intervals.select(*keys, "start_ns", "end_ns").filter(start < end).sort([*keys, "start_ns"])
+    )
+    reach = end.cum_max()
+    before = reach.shift(1)
+    marked = ordered.with_columns(
+        _reach=reach.over(keys) if keys else reach,
+        _opens=(start > (before.over(keys) if keys else before)).fill_null(value=True),
+    )
+    # An island opens where its first row does, and ends where the row before the next one reached.
+    opens, closes = pl.col("_opens"), pl.col("_opens").shift(-1, fill_value=True)
+    return marked.select(
+        *(pl.col(key).filter(opens) for key in keys),
+        start.filter(opens),
+        pl.col("_reach").filter(closes).alias("end_ns"),
     )
 
 

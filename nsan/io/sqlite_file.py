@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
 import adbc_driver_manager
-import adbc_driver_sqlite.dbapi
+import adbc_driver_sqlite
 import polars as pl
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
@@ -232,14 +232,7 @@ class SqliteFile:
     def _fetch(self, query: str, columns: dict[str, CellType]) -> pl.DataFrame | None:
         """Run a query; None if a column did not come out with its type."""
         try:
-            with (
-                adbc_driver_sqlite.dbapi.connect(self._uri) as connection,
-                connection.cursor() as cursor,
-            ):
-                options = {"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)}
-                cursor.adbc_statement.set_options(**options)
-                cursor.execute(query)
-                frame = pl.DataFrame(cursor.fetch_arrow())
+            frame = _run(self._uri, query)
         except (adbc_driver_manager.Error, OSError, pl.exceptions.PolarsError) as error:
             if "type mismatch" in str(error).lower():
                 return None
@@ -262,6 +255,20 @@ class SqliteFile:
         query = sa.select(*counts).select_from(source).where(rowid.between(*between))
         found = self._ask(query)[0]
         return {name: int(count) for name, count in zip(columns, found, strict=True) if count}
+
+
+def _run(uri: str, query: str) -> pl.DataFrame:
+    # Not through ADBC's dbapi module: that imports pyarrow, and with it pandas, where they are
+    # installed, and nothing here needs them.
+    with (
+        adbc_driver_sqlite.connect(uri) as database,
+        adbc_driver_manager.AdbcConnection(database) as connection,
+        adbc_driver_manager.AdbcStatement(connection) as statement,
+    ):
+        statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
+        statement.set_sql_query(query)
+        stream, _ = statement.execute_query()
+        return pl.DataFrame(stream)
 
 
 def _filled(path: Path) -> bool:

@@ -611,8 +611,9 @@ def importing(path, store):
 
 
 def _wait_until_building(store, process):
-    deadline = time.monotonic() + 60
-    while not leftovers(store) and process.poll() is None and time.monotonic() < deadline:
+    for _ in range(30_000):
+        if leftovers(store) or process.poll() is not None:
+            return
         time.sleep(0.002)
 
 

@@ -250,14 +250,14 @@ def test_a_store_with_paths_is_not_taken_for_one_without(export, tmp_path):
 @pytest.mark.parametrize(
     "path",
     [
-        "/home/PRIVATEhome/bin/app",
+        "/srv/PRIVATEhome/bin/app",
         "C:\\Users\\PRIVATEhome\\app.exe",
         "~PRIVATEhome/app",
         "../PRIVATEhome/app",
         "PRIVATEhome/app",
-        "/home/PRIVATEhome x/app",
-        "/home/PRIVATEhome/bin/",
-        "/home/PRIVATEhome\nx/app",
+        "/srv/PRIVATEhome x/app",
+        "/srv/PRIVATEhome/bin/",
+        "/srv/PRIVATEhome\nx/app",
     ],
     ids=repr,
 )
@@ -273,14 +273,14 @@ def test_a_path_of_any_form_is_cut_to_its_last_part(tmp_path, path):
 @pytest.mark.parametrize(
     "text",
     [
-        "Cannot open /home/PRIVATEuser/app/a.out.",
-        "Cannot open '/home/PRIVATEuser/a.out' now",
-        'Cannot open "/home/PRIVATEuser/a.out"',
-        "Cannot open '/home/PRIVATEuser x/app/a.out'",
+        "Cannot open /srv/PRIVATEuser/app/a.out.",
+        "Cannot open '/srv/PRIVATEuser/a.out' now",
+        'Cannot open "/srv/PRIVATEuser/a.out"',
+        "Cannot open '/srv/PRIVATEuser x/app/a.out'",
         "Cannot open C:\\Users\\PRIVATEuser\\a.exe",
         "Cannot open ~/PRIVATEuser/a.out",
-        "Path=/home/PRIVATEuser/a.out;",
-        "Cannot open file:///home/PRIVATEuser/a.out",
+        "Path=/srv/PRIVATEuser/a.out;",
+        "Cannot open file:///srv/PRIVATEuser/a.out",
     ],
     ids=repr,
 )
