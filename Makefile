@@ -30,10 +30,16 @@ $(VENV)/.lab: $(VENV)/.base
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[lab]'
 	@touch $@
 
-demo: $(VENV)/.base ## Import a real capture and print its summary
+demo: $(VENV)/.base ## Import real captures and print their summaries
 	$(BIN)/nsan import sample_data/um_vector_add_rtx4060l.sqlite -o demo-output/um_vector_add
 	@echo
 	$(BIN)/nsan summary demo-output/um_vector_add
+	@echo
+	@echo 'A capture with page faults, of an older profiler:'
+	@echo
+	$(BIN)/nsan import sample_data/nvprof_hotspot_v100_1024.log.gz -o demo-output/hotspot
+	@echo
+	$(BIN)/nsan summary demo-output/hotspot
 
 test: $(VENV)/.dev ## All tests with small counts and fixed seeds; what CI runs
 	$(BIN)/python -m pytest -n $(WORKERS) -p no:randomly

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import nsan
-from nsan.health import checks, is_coherent
+from nsan.health import NVPROF_KINDS, checks, is_coherent
 from nsan.units import NS_PER_S, format_address
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def document(
         "coherent_platform": is_coherent(capture) is not None,
         "capture": answers,
         "switches": {kind: info["capture"][kind]["switch"] for kind in CAPTURE_KINDS},
+        "reasons": {kind: info["capture"][kind]["reason"] for kind in CAPTURE_KINDS},
         "windows_ns": None if windows is None else [list(window) for window in windows],
         "devices": [dict(device) for device in totals["devices"]],
         "processes": [dict(process) for process in totals["processes"]],
@@ -100,6 +101,7 @@ def document(
         "cpu_faults": _cpu_faults(answers["cpu_faults"], totals["cpu_faults"]),
         "migrations": _migrations(answers["migrations"], totals["migrations"]),
         "kernels": _kernels(answers["kernels"], totals["kernels"]),
+        "driver_events": dict(totals["driver_events"]) if info["kind"] in NVPROF_KINDS else None,
         "managed": _managed(answers["allocations"], totals["managed"]),
         "health": [asdict(check) for check in checks(info, capture)],
         "kinds": dict(_KINDS),
@@ -119,8 +121,10 @@ _KINDS: Final = {
 """What kind of number each figure is (design 5): a sum of rows, or exact arithmetic on rows."""
 
 
-def has_um_data(totals: Mapping[str, Any]) -> bool:
-    """Say whether a trace has any migration, fault or managed allocation."""
+def has_um_data(info: Mapping[str, Any], totals: Mapping[str, Any]) -> bool:
+    """Say whether a trace has any migration, fault or managed allocation, or may have."""
+    if "span" in info["doubtful"] or "managed_allocations" in info["doubtful"]:
+        return True  # rows that could not be told apart may be some
     counts, managed = totals["counts"], totals["managed"]
     return bool(
         counts["migrations"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from nsan.io.nsys_info import NEWEST_SCHEMA, parse_version
+from nsan.info import NEWEST_SCHEMA, parse_version
 from nsan.units import format_count, format_time
 
 Status = Literal["ok", "warn", "fail", "unknown"]
@@ -21,6 +21,9 @@ _TELLING: Final = re.compile(
     r"(?i)unified|uvm|page.?fault|lost|drop|overflow|buffer|out of memory|CUPTI"
 )
 _MOST_MESSAGES: Final = 5
+NVPROF_KINDS: Final = ("nvprof-sqlite", "visual-profiler", "nvprof-text")
+"""Captures of the profilers before Nsight Systems, by kind."""
+
 _NAMES: Final = {
     "gpu_faults": "GPU page faults",
     "cpu_faults": "CPU page faults",
@@ -44,7 +47,7 @@ def checks(info: Mapping[str, Any], totals: Mapping[str, Any]) -> list[Check]:
     Parameters
     ----------
     info : mapping
-        :meth:`nsan.trace.TraceInfo.to_dict`.
+        :meth:`nsan.info.TraceInfo.to_dict`.
     totals : mapping
         :func:`nsan.totals.totals`.
 
@@ -57,11 +60,13 @@ def checks(info: Mapping[str, Any], totals: Mapping[str, Any]) -> list[Check]:
         *_schema(info),
         *_readable(info),
         *_recorded(info),
-        *_activity(totals),
+        *_gpus(info),
+        *_activity(info, totals),
         *_platform(info, totals),
-        *_migrations(totals),
+        *_migrations(info, totals),
+        *_times(info),
         *_fault_rows(info, totals),
-        *_diagnostics(totals),
+        *_diagnostics(info, totals),
     ]
     order: dict[Status, int] = {"fail": 0, "warn": 1, "unknown": 2, "ok": 3}
     return sorted(found, key=lambda check: order[check.status])
@@ -74,6 +79,8 @@ def is_coherent(totals: Mapping[str, Any]) -> str | None:
 
 
 def _schema(info: Mapping[str, Any]) -> Iterator[Check]:
+    if info["kind"] in NVPROF_KINDS:
+        return
     text, version = info["export_schema"], parse_version(info["export_schema"])
     if version is None:
         yield Check(
@@ -132,23 +139,32 @@ def _readable(info: Mapping[str, Any]) -> Iterator[Check]:
 def _recorded(info: Mapping[str, Any]) -> Iterator[Check]:
     for kind, name in _NAMES.items():
         capture = info["capture"][kind]
-        what = name[0].upper() + name[1:]
-        again = f"Profile again with `nsys profile {capture['switch']} ...`."
+        what, reason, switch = name[0].upper() + name[1:], capture["reason"], capture["switch"]
+        again = f" Profile again with `nsys profile {switch} ...`." if switch else ""
         if capture["answer"] == "not_recorded":
-            yield Check(
-                f"{kind}_recorded",
-                "warn",
-                f"{what} were not recorded: {capture['reason']}. {again}",
-            )
+            yield Check(f"{kind}_recorded", "warn", f"{what} were not recorded: {reason}.{again}")
         elif capture["answer"] == "unknown":
-            text = f"Whether {name} were recorded is unknown: {capture['reason']}. {again}"
+            text = f"Whether {name} were recorded is unknown: {reason}.{again}"
             yield Check(f"{kind}_recorded", "unknown", text)
         else:
-            yield Check(f"{kind}_recorded", "ok", f"{what} were recorded: {capture['reason']}.")
+            yield Check(f"{kind}_recorded", "ok", f"{what} were recorded: {reason}.")
 
 
-def _activity(totals: Mapping[str, Any]) -> Iterator[Check]:
+def _gpus(info: Mapping[str, Any]) -> Iterator[Check]:
+    shared = ", ".join(map(str, info["shared_ordinals"]))
+    if shared:
+        yield Check(
+            "gpus",
+            "warn",
+            f"Several processes use GPU {shared}, and the export does not say whether that is one GPU "
+            "or a different one in each: busy times take it for one.",
+        )
+
+
+def _activity(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
     counts = totals["counts"]
+    if "span" in info["doubtful"]:
+        return  # rows are there that could not be told apart
     if any(counts[name] for name in ("kernels", "copies", "memsets", "migrations", "gpu_faults")):
         return
     if counts["api_calls"]:
@@ -196,7 +212,7 @@ def _platform(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Ch
         )
 
 
-def _migrations(totals: Mapping[str, Any]) -> Iterator[Check]:
+def _migrations(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
     figures = totals["figures"]["migration figures"]
     pushes = totals["figures"]["push figures"]
     if not figures["n"]:
@@ -211,9 +227,16 @@ def _migrations(totals: Mapping[str, Any]) -> Iterator[Check]:
         if odd
         else Check("migration_sizes", "ok", "Every migration is whole pages inside one VA block.")
     )
+    printed = info["kind"] == "nvprof-text"
+    if printed:
+        yield Check(
+            "migration_causes",
+            "ok",
+            "nvprof does not print why memory moved, nor the access type of a fault: both are unknown.",
+        )
     unnamed = _counted(
         (figures["n_other_cause"], "have a cause that nsan does not know"),
-        (figures["n_no_cause"], "have no cause"),
+        (0 if printed else figures["n_no_cause"], "have no cause"),
         (figures["n_no_address"], "have no address"),
         (figures["n_no_process"], "have no process"),
     )
@@ -242,15 +265,32 @@ def _counted(*pairs: tuple[int | None, str]) -> str:
     return ", ".join(f"{format_count(n)} {words}" for n, words in pairs if n)
 
 
+def _has_coarse_times(info: Mapping[str, Any]) -> bool:
+    return info["kind"] == "nvprof-text" and "busy" in info["doubtful"]
+
+
+def _times(info: Mapping[str, Any]) -> Iterator[Check]:
+    if _has_coarse_times(info):
+        yield Check(
+            "times",
+            "unknown",
+            "nvprof printed start times with few digits, or those of several processes, each from its "
+            "own start: durations and rates of the whole, and what lies inside what, are unknown. "
+            "The order of the rows of a process is exact.",
+        )
+
+
 def _fault_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
     rows = totals["figures"]["fault figures"]
     if info["capture"]["gpu_faults"]["answer"] != "recorded" or not rows["n"]:
         return
     batches = totals["figures"]["batch figures"]
+    coarse = _has_coarse_times(info)
     broken = _counted(
-        (rows["n_shared_ends"], "share their end"),
-        (rows["n_out_of_order"], "end out of order"),
+        (0 if coarse else rows["n_shared_ends"], "share their end"),
+        (0 if coarse else rows["n_out_of_order"], "end out of order"),
         (rows["n_counts_outside"], "have a count outside 1 to 256"),
+        (rows["n_other_access"], "have an access type that nsan does not know"),
         (batches["n_pages_above"], "lie above their lowest faulted page"),
     )
     copies = _counted(
@@ -268,13 +308,26 @@ def _fault_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[
             f"GPU fault rows are not all driver batches: {text}. Rows were lost, or mean something "
             "else here; batch figures built on them would not hold.",
         )
+    elif coarse:
+        yield Check(
+            "fault_rows",
+            "ok",
+            f"All {n_rows} GPU fault rows have a count that a driver batch can have; times and causes "
+            "that would show more are not printed.",
+        )
     else:
         yield Check(
             "fault_rows",
             "ok",
-            f"All {n_rows} GPU fault rows fit one driver batch each, with {n_copies} copies.",
+            f"All {n_rows} GPU fault rows fit one driver batch each, with {n_copies} copies."
+            + _full(rows["n_full_batches"]),
         )
-    yield from _clocks(totals)
+    if not coarse:
+        yield from _clocks(totals)
+
+
+def _full(n: int) -> str:
+    return f" Full for certain (256 entries, nearly or quite): {format_count(n)}." if n else ""
 
 
 def _clocks(totals: Mapping[str, Any]) -> Iterator[Check]:
@@ -289,20 +342,16 @@ def _clocks(totals: Mapping[str, Any]) -> Iterator[Check]:
         )
 
 
-def _diagnostics(totals: Mapping[str, Any]) -> Iterator[Check]:
-    errors = [
-        text for row in totals["diagnostics"] if row["severity"] == "error" for text in row["texts"]
-    ]
-    warnings = [
-        text
-        for row in totals["diagnostics"]
-        if row["severity"] == "warning"
-        for text in row["texts"]
-        if _TELLING.search(text or "")
-    ]
-    texts = errors + warnings
-    said = [" ".join((text or "").split())[:200] for text in texts[:_MOST_MESSAGES]]
+def _diagnostics(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
+    tool = "nvprof" if info["kind"] in NVPROF_KINDS else "nsys"
+    by_severity = {row["severity"]: row["texts"] for row in totals["diagnostics"]}
+    errors = by_severity.get("error", [])
+    warnings = [text for text in by_severity.get("warning", []) if _TELLING.search(text or "")]
+    texts = [text for text in errors + warnings if text is not None]
+    said = [" ".join(text.split())[:200] for text in texts[:_MOST_MESSAGES]]
     if len(texts) > len(said):
         said.append(f"and {len(texts) - len(said)} more")
+    if None in errors:
+        said.append("an error that is not about the recording (see the report in Nsight Systems)")
     if said:
-        yield Check("diagnostics", "warn", "nsys reported: " + " | ".join(said))
+        yield Check("diagnostics", "warn", f"{tool} reported: " + " | ".join(said))

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Answer = Literal["recorded", "not_recorded", "unknown"]
+Window = tuple[int, int]
+"""A half-open interval of time, ns."""
+
+_LONGEST_NUMBER: Final = 9
+NEWEST_SCHEMA: Final = (3, 28, 1)
+"""The newest nsys export schema that nsan's readers were checked against."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,10 @@ class TraceInfo:
     """By table and column of the export: cells that could not be read."""
     absent_columns: dict[str, list[str]] = field(default_factory=dict)
     """By table of the export: columns that nsan reads and that are not there."""
+    shared_ordinals: list[int] = field(default_factory=list)
+    """GPU ordinals that several processes use, where nothing says whether it is one GPU."""
     doubtful: list[str] = field(default_factory=list)
-    """Figures that losses make unknown: span, managed_allocations, managed_calls, gpus."""
+    """Figures that cannot be known here: span, busy, gpus, managed_allocations, managed_calls."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers, ready for JSON."""
@@ -54,3 +62,17 @@ class TraceInfo:
         """Read back what :meth:`to_dict` wrote."""
         capture = {kind: Capture(**answer) for kind, answer in data["capture"].items()}
         return cls(**{**data, "capture": capture})
+
+
+def parse_version(text: str | None) -> tuple[int, ...] | None:
+    """Read a dotted version; None if it is none.
+
+    Examples
+    --------
+    >>> parse_version("3.24.14"), parse_version("next")
+    ((3, 24, 14), None)
+    """
+    parts = (text or "").strip().split(".")
+    if not all(part.isdecimal() and len(part) <= _LONGEST_NUMBER for part in parts):
+        return None
+    return tuple(map(int, parts))

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsan.errors import NotAStoreError
+from nsan.errors import NotAnExportError, NotAStoreError
 from nsan.io.manifest import (
     Fingerprint,
     current_manifest,
     default_store,
+    drop_outdated,
     fingerprint,
     is_store,
     read_manifest,
 )
-from nsan.io.probe import display_name, is_folder
+from nsan.io.probe import display_name, identify, is_folder, newest_capture
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
@@ -26,9 +27,11 @@ def open_trace(path: str | Path, *, progress: bool = False) -> Trace:
     Parameters
     ----------
     path : str or Path
-        An nsys SQLite export, or an nsan store. An export is imported into a store in the user's
-        cache folder (or in NSAN_CACHE_DIR) the first time, and again when it has changed; the
-        export itself is never written to.
+        An nsys report, stream or export (SQLite, or the folder of a Parquet or Arrow export), what
+        nvprof wrote, a folder of reports (the newest is opened), or an nsan store. A capture is
+        imported into a store in the user's cache folder (or in NSAN_CACHE_DIR) the first time, and
+        again when it has changed; the capture itself is never written to. Reports and streams need
+        an installed nsys that time.
     progress : bool, default False
         Show a progress bar on stderr while importing.
 
@@ -55,20 +58,51 @@ def open_trace(path: str | Path, *, progress: bool = False) -> Trace:
     return open_store(folder, manifest)
 
 
+def capture_at(path: Path) -> Path:
+    """Return the capture that a path stands for.
+
+    Parameters
+    ----------
+    path : Path
+        A capture, a store, or a folder of reports.
+
+    Returns
+    -------
+    Path
+        The report, stream or SQLite file of a folder of reports that was changed last; any other
+        path as it is.
+
+    Raises
+    ------
+    NsanError
+        If a folder is none of these, or may not be read.
+    """
+    if not is_folder(path) or is_store(path):
+        return path
+    try:
+        identify(path)
+    except NotAStoreError:
+        newest = newest_capture(path)
+        if newest is None:
+            raise
+        return newest
+    return path
+
+
 def store_of(path: Path, *, progress: bool = False) -> tuple[Path, dict[str, Any]]:
     """Find or make the store of a path; return its folder and its manifest.
 
     Nothing but the standard library is imported when the store is there already.
     """
-    if is_folder(path):
-        if not is_store(path):
-            raise NotAStoreError(path)
+    path = capture_at(path)
+    if is_store(path):
         return path, read_manifest(path)
     source = fingerprint(path)
-    place = default_store(path)
+    place = default_store(path, source)
     manifest = current_manifest(place, source)
     if manifest is None:
         manifest = _build(path, place, source, progress=progress)
+        drop_outdated(place)
     return place, manifest
 
 
@@ -80,12 +114,12 @@ def import_trace(
     keep_paths: bool = False,
     progress: bool = False,
 ) -> Path:
-    """Import an nsys SQLite export into a Parquet store.
+    """Import a capture into a Parquet store.
 
     Parameters
     ----------
     path : str or Path
-        The export.
+        The capture, as for :func:`open_trace`.
     store : str or Path, optional
         Folder of the store; the user's cache folder without it.
     overwrite : bool, default False
@@ -104,13 +138,15 @@ def import_trace(
     Raises
     ------
     NsanError
-        If the export cannot be read or the store not be written.
+        If the capture cannot be read or the store not be written.
     """
     from nsan.io.store import check_place
 
-    path = Path(path)
+    path = capture_at(Path(path))
+    if is_store(path):
+        raise NotAnExportError(path, "an nsan store already", f"Open it as it is: `nsan {path}`.")
     source = fingerprint(path, keep_paths=keep_paths)
-    place = default_store(path) if store is None else Path(store)
+    place = default_store(path, source) if store is None else Path(store)
     if not overwrite and current_manifest(place, source) is not None:
         return place
     check_place(place, overwrite=overwrite or store is None or _same_source(place, source))
@@ -125,24 +161,24 @@ def _same_source(place: Path, source: Fingerprint) -> bool:
     from nsan.errors import BrokenStoreError
 
     try:
-        return bool(read_manifest(place)["source"]["name"] == source.name)
+        return bool(read_manifest(place)["source"].get("place") == source.place)
     except BrokenStoreError:
         return False
 
 
 def _build(path: Path, place: Path, source: Fingerprint, *, progress: bool) -> dict[str, Any]:
-    from nsan.io.nsys_sqlite import NsysExport
+    from nsan.io.formats import open_source
     from nsan.io.progress import progress_bar
     from nsan.io.store import building
     from nsan.totals import totals
 
     with (
-        NsysExport(path, keep_paths=source.keep_paths) as export,
+        open_source(path, keep_paths=source.keep_paths) as capture,
         building(place) as writer,
-        progress_bar(export.n_source_rows(), display_name(path), show=progress) as advance,
+        progress_bar(capture.n_source_rows(), display_name(path), show=progress) as advance,
     ):
-        export.copy_tables(writer.add, advance)
-        info = export.info()
+        capture.copy_tables(writer.add, advance)
+        info = capture.info()
         tables = writer.finish_tables()
         writer.write_manifest(source, info, tables, totals(writer.trace(info, tables)))
     return read_manifest(place)

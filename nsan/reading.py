@@ -27,7 +27,13 @@ def reading(document: Mapping[str, Any]) -> list[str]:
     moved = _bytes_by(migrations["groups"])
     if moved is None:
         return []
-    return [*_to_gpu(moved), *_to_cpu(moved), *_between(moved), *_busy(document)]
+    return [
+        *_to_gpu(moved),
+        *_to_cpu(moved),
+        *_between(moved),
+        *_unexplained(moved),
+        *_busy(document),
+    ]
 
 
 def _bytes_by(groups: list[Mapping[str, Any]]) -> dict[tuple[str, str], int] | None:
@@ -71,6 +77,14 @@ def _to_cpu(moved: Mapping[tuple[str, str], int]) -> list[str]:
     return said
 
 
+def _unexplained(moved: Mapping[tuple[str, str], int]) -> list[str]:
+    there, back = moved.get(("htod", "unknown"), 0), moved.get(("dtoh", "unknown"), 0)
+    if not there and not back:
+        return []
+    ways = f"{format_bytes(there)} went to the GPU and {format_bytes(back)} came back"
+    return [f"{ways} for reasons that the recording does not tell."]
+
+
 def _between(moved: Mapping[tuple[str, str], int]) -> list[str]:
     between = sum(size for (direction, _), size in moved.items() if direction == "dtod")
     return [f"{format_bytes(between)} moved between GPUs."] if between else []
@@ -90,4 +104,4 @@ def _busy(document: Mapping[str, Any]) -> list[str]:
     n_gpus = len({_gpu(device) for device in document["devices"]})
     of = "of the capture" if n_gpus <= 1 else f"of GPU time in the capture ({n_gpus} GPUs)"
     share = busy / (span * max(n_gpus, 1))
-    return [f"Migrations were in flight for {format_time(busy)}, {share:.1%} {of}."]
+    return [f"Migrations were in flight for {format_time(busy)}, {share:.1%} {of} (derived)."]

@@ -22,6 +22,7 @@ ACCESS: Final = pl.Enum([*uvm.ACCESSES.values(), "other"])
 COPY_KIND: Final = pl.Enum([*uvm.COPY_KINDS.values(), "other"])
 MEMORY_KIND: Final = pl.Enum([*uvm.MEMORY_KINDS.values(), "other"])
 RANGE_KIND: Final = pl.Enum(["push_pop", "start_end"])
+DRIVER_EVENT: Final = pl.Enum(["thrashing", "throttling", "remote_map"])
 SEVERITY: Final = pl.Enum(["unknown", "information", "warning", "error", "other"])
 
 
@@ -86,6 +87,12 @@ _STREAM = Column("stream_id", pl.Int64, "id", "CUDA stream.")
 _CORRELATION = Column(
     "correlation_id", pl.Int64, "id", "Pairs GPU work with its API call; 0 and null mean none."
 )
+_SEQUENCE = Column(
+    "sequence",
+    pl.Int64,
+    "rank",
+    "Exact order among all events, where start times are coarser than it (nvprof text); else null.",
+)
 _EVENT = (_START, _END, _PID, _DEVICE)
 _GPU_WORK = (*_EVENT, _CONTEXT, _STREAM, _CORRELATION)
 
@@ -101,6 +108,7 @@ GPU_FAULTS: Final = Table(
         Column("n_page_faults", pl.Int64, "faults", "Recorded count: entries on that page only."),
         Column("access", ACCESS, "label", "Access type of that page."),
         Column("access_id", pl.Int64, "number", "Access type as recorded."),
+        _SEQUENCE,
     ),
 )
 
@@ -116,6 +124,7 @@ CPU_FAULTS: Final = Table(
         Column("module", pl.String, "text", "Binary that holds it; last part of its path."),
         Column("source_file", pl.String, "text", "Source file; last part of its path."),
         Column("source_line", pl.Int64, "line", "Source line."),
+        _SEQUENCE,
     ),
 )
 
@@ -133,6 +142,7 @@ MIGRATIONS: Final = Table(
         Column("cause_id", pl.Int64, "number", "Cause as recorded."),
         Column("src_device_id", pl.Int64, "id", "Source device as recorded."),
         Column("dst_device_id", pl.Int64, "id", "Destination device as recorded."),
+        _SEQUENCE,
     ),
 )
 
@@ -145,6 +155,7 @@ COPIES: Final = Table(
         Column("kind", COPY_KIND, "label", "Direction of the copy."),
         Column("kind_id", pl.Int64, "number", "Kind as recorded."),
         Column("n_operations", pl.Int64, "copies", "Copies that this row stands for (copyCount)."),
+        _SEQUENCE,
     ),
 )
 
@@ -156,6 +167,7 @@ MEMSETS: Final = Table(
         _BYTES,
         Column("kind", MEMORY_KIND, "label", "Kind of memory that is set."),
         Column("kind_id", pl.Int64, "number", "Memory kind as recorded."),
+        _SEQUENCE,
     ),
 )
 
@@ -170,6 +182,20 @@ KERNELS: Final = Table(
         Column("block", pl.Array(pl.Int64, 3), "threads", "Thread block, x y z."),
         Column("graph_node_id", pl.Int64, "id", "Node of a CUDA graph, where it is one."),
         Column("is_graph_launch", pl.Boolean, "flag", "The row is a whole graph, not one kernel."),
+        _SEQUENCE,
+    ),
+)
+
+DRIVER_EVENTS: Final = Table(
+    "driver_events",
+    "one measure of the driver against ping-pong; nvprof recorded these, nsys has no table for them",
+    (
+        *_EVENT,
+        _VA,
+        _BYTES,
+        Column("kind", DRIVER_EVENT, "label", "Thrashing detected, access throttled, remote map."),
+        Column("by_cpu", pl.Boolean, "flag", "It concerns the CPU: involved, or throttled."),
+        _SEQUENCE,
     ),
 )
 
@@ -262,7 +288,7 @@ DIAGNOSTICS: Final = Table(
         Column("time_ns", pl.Int64, "ns", "When."),
         _PID,
         Column("severity", SEVERITY, "label", "How bad."),
-        Column("text", pl.String, "text", "Message, paths cut to their last part."),
+        Column("text", pl.String, "text", "Message, if it is about the recording; else null."),
     ),
 )
 
@@ -275,6 +301,7 @@ TABLES: Final = {
         COPIES,
         MEMSETS,
         KERNELS,
+        DRIVER_EVENTS,
         API_CALLS,
         NVTX_RANGES,
         NVTX_MARKS,

@@ -18,6 +18,7 @@ _SPANS: Final = {
     "copies": ("start_ns", "end_ns"),
     "memsets": ("start_ns", "end_ns"),
     "kernels": ("start_ns", "end_ns"),
+    "driver_events": ("start_ns", "end_ns"),
     "api_calls": ("start_ns", "end_ns"),
     "nvtx_ranges": ("start_ns", "end_ns"),
     "nvtx_marks": ("start_ns", "start_ns"),
@@ -65,6 +66,7 @@ def totals(trace: Trace) -> dict[str, Any]:
             "busy_ns": _busy(trace, "migrations", one),
         },
         "kernels": {**one["kernels"], "busy_ns": _busy(trace, "kernels", one)},
+        "driver_events": {row["kind"]: row["n"] for row in rows["driver events"].to_dicts()},
         "managed": _managed(trace, one),
         "devices": trace.devices.collect().to_dicts(),
         "processes": trace.processes.collect().to_dicts(),
@@ -98,10 +100,11 @@ def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
             n=pl.col("is_graph_launch").not_().sum(),
             n_graph_launches=pl.col("is_graph_launch").sum(),
         ),
+        "driver events": trace.driver_events.group_by("kind").agg(n=pl.len()).sort("kind"),
         "allocations": trace.allocations.select(
             n_allocations=pl.len(),
             n_managed_allocations=managed.sum(),
-            managed_bytes=pl.when(sizes.null_count() == 0).then(sizes.sum()),
+            managed_bytes=pl.when(sizes.null_count() == 0).then(sizes.cast(pl.Int128).sum()),
         ),
         "managed calls": calls.select(n_managed_calls=pl.len()),
         "diagnostics": trace.diagnostics.group_by("severity", maintain_order=True).agg(
@@ -157,12 +160,14 @@ def _span(trace: Trace, one: Mapping[str, dict[str, Any]]) -> dict[str, int | No
         return {"first_ns": None, "last_ns": None, "duration_ns": None}
     first = min(extent["first"] for extent in filled)
     last = max(extent["last"] for extent in filled)
+    if trace.windows:
+        first, last = max(first, trace.windows[0][0]), min(last, trace.windows[-1][1])
     return {"first_ns": first, "last_ns": last, "duration_ns": last - first}
 
 
 def _busy(trace: Trace, table: str, one: Mapping[str, dict[str, Any]]) -> int | None:
     """Union per GPU, summed over GPUs; null where a row lacks its time or its GPU."""
-    if one[f"n {table}"]["busy_lacking"] or "gpus" in trace.info.doubtful:
+    if one[f"n {table}"]["busy_lacking"] or {"gpus", "busy"} & set(trace.info.doubtful):
         return None
     whole = trace.unwindowed or trace
     rows = _on_gpus(getattr(whole, table), whole.devices.collect())
@@ -175,8 +180,11 @@ def _on_gpus(rows: pl.LazyFrame, devices: pl.DataFrame) -> pl.LazyFrame:
     mapped = devices.drop_nulls(["pid", "gpu_id"]).select("pid", "device_id", _gpu="gpu_id")
     if mapped.is_empty():
         return rows
-    joined = rows.join(mapped.lazy(), on=["pid", "device_id"], how="left")
-    return joined.with_columns(device_id=pl.coalesce("_gpu", "device_id")).drop("_gpu")
+    # In order: what follows compares neighbours.
+    joined = rows.join(mapped.lazy(), on=["pid", "device_id"], how="left", maintain_order="left")
+    # Ordinals that the export does not map stay apart from the numbers of mapped GPUs.
+    unmapped = -1 - pl.col("device_id")
+    return joined.with_columns(device_id=pl.coalesce("_gpu", unmapped)).drop("_gpu")
 
 
 def _with_busy(trace: Trace, groups: pl.DataFrame) -> list[dict[str, Any]]:
@@ -191,5 +199,6 @@ def _with_busy(trace: Trace, groups: pl.DataFrame) -> list[dict[str, Any]]:
     )
     rows = groups.join(found, on=keys, how="left", nulls_equal=True, maintain_order="left")
     rows = rows.join(lacking, on=keys, how="left", nulls_equal=True, maintain_order="left")
-    busy = pl.when(pl.col("lacks").not_()).then(pl.col("covered_ns").fill_null(0))
+    known = pl.lit("busy" not in trace.info.doubtful)
+    busy = pl.when(known & pl.col("lacks").not_()).then(pl.col("covered_ns").fill_null(0))
     return rows.with_columns(busy_ns=busy).drop("covered_ns", "lacks").to_dicts()

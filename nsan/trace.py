@@ -11,12 +11,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from nsan.errors import NoFilterTableError, UnknownFilterValueError
-from nsan.info import TraceInfo
+from nsan.errors import NoFilterTableError, UnknownFilterValueError, UsageError
+from nsan.info import TraceInfo, Window
 from nsan.schema import TABLES
-from nsan.units import parse_window
-
-Window = tuple[int, int]
+from nsan.units import parse_time, parse_window
 
 MIN_NS: Final = -(1 << 62)
 MAX_NS: Final = 1 << 62
@@ -28,7 +26,7 @@ class Trace:
 
     Attributes
     ----------
-    gpu_faults, cpu_faults, migrations, copies, memsets, kernels, api_calls : LazyFrame
+    gpu_faults, cpu_faults, migrations, copies, memsets, kernels, driver_events, api_calls : LazyFrame
         Events, sorted by start; columns as in :mod:`nsan.schema`.
     nvtx_ranges, nvtx_marks, allocations, devices, processes, diagnostics : LazyFrame
         Context of the events.
@@ -44,6 +42,7 @@ class Trace:
     copies: pl.LazyFrame
     memsets: pl.LazyFrame
     kernels: pl.LazyFrame
+    driver_events: pl.LazyFrame
     api_calls: pl.LazyFrame
     nvtx_ranges: pl.LazyFrame
     nvtx_marks: pl.LazyFrame
@@ -107,7 +106,7 @@ class Trace:
         if nvtx is not None:
             trace = _within(trace, _instances(trace, nvtx))
         if time is not None:
-            start, end = parse_window(time) if isinstance(time, str) else time
+            start, end = _window(time)
             window = (
                 MIN_NS if start is None else max(start, MIN_NS),
                 MAX_NS if end is None else min(end, MAX_NS),
@@ -123,10 +122,22 @@ _BY_START: Final = (
     "copies",
     "memsets",
     "kernels",
+    "driver_events",
     "api_calls",
     "nvtx_marks",
 )
 _BY_OVERLAP: Final = {"nvtx_ranges": ("start_ns", "end_ns"), "allocations": ("alloc_ns", "free_ns")}
+
+
+def _window(time: object) -> tuple[int | None, int | None]:
+    if isinstance(time, str):
+        return parse_window(time)
+    if isinstance(time, tuple | list) and len(time) == 2:
+        start, end = (parse_time(side) if isinstance(side, str) else side for side in time)
+        if all(side is None or isinstance(side, int) for side in (start, end)):
+            return start, end
+    msg = f"time={time!r}: give a pair of nanoseconds (or None, or texts as '1s'), or a text as '1s/2s'."
+    raise UsageError(msg)
 
 
 def _replaced(
@@ -148,6 +159,9 @@ def _replaced(
 
 def _keep(trace: Trace, column: str, what: str, wanted: int | Iterable[int]) -> Trace:
     values = [wanted] if isinstance(wanted, int) else list(wanted)
+    if not all(isinstance(value, int) for value in values):
+        msg = f"{wanted!r}: a {what} is named by its number."
+        raise UsageError(msg)
     present = _present(trace, column)
     for value in values:
         if value not in present:
@@ -205,7 +219,7 @@ def _named(ranges: pl.DataFrame, wanted: str) -> pl.DataFrame:
     if not exact.is_empty():
         return exact
     text, slash, index = wanted.rpartition("/")
-    if slash and index.isdecimal():
+    if slash and index.isdecimal() and len(index) < 10:
         return _named(ranges, text).sort("start_ns").slice(int(index), 1)
     name, at, domain = wanted.rpartition("@")
     return ranges.filter((pl.col("name") == name) & (pl.col("domain") == domain)) if at else exact

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 
 import exports
@@ -32,15 +33,22 @@ def real(tmp_path):
 
 
 @pytest.fixture
-def trace_of(tmp_path):
-    """Open an export that a test has put together."""
-    return lambda export: nsan.open_trace(export.write(tmp_path / "built.sqlite"))
+def built(tmp_path):
+    """Write exports that a test has put together, each to a file of its own."""
+    numbers = itertools.count()
+    return lambda export: export.write(tmp_path / f"built-{next(numbers)}.sqlite")
 
 
 @pytest.fixture
-def summary_of(tmp_path):
+def trace_of(built):
+    """Open an export that a test has put together."""
+    return lambda export: nsan.open_trace(built(export))
+
+
+@pytest.fixture
+def summary_of(built):
     """Summarise an export that a test has put together."""
-    return lambda export: nsan.summary(export.write(tmp_path / "built.sqlite"))
+    return lambda export: nsan.summary(built(export))
 
 
 def pytest_runtest_setup(item):

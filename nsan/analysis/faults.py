@@ -41,7 +41,7 @@ def gpu_faults_by_group(gpu_faults: pl.LazyFrame) -> pl.LazyFrame:
     -------
     LazyFrame
         One row per group that has rows, most rows first: ``access``, ``device_id``, ``pid``,
-        ``n_rows`` (UInt32, batches), ``n_page_faults`` (Int64, the recorded counts added up),
+        ``n_rows`` (UInt32, batches), ``n_page_faults`` (Int128, the recorded counts added up),
         ``n_addresses``, ``n_va_blocks`` (Int64, distinct places of the rows). Rows and counts add
         up over groups; distinct places do not.
     """

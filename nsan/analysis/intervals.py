@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-Window = tuple[int, int]
+from nsan.info import Window
 
 
 def union(intervals: pl.LazyFrame, *, by: Sequence[str] = ()) -> pl.LazyFrame:
@@ -103,14 +103,14 @@ def _clipped(merged: pl.DataFrame, windows: Sequence[Window]) -> pl.DataFrame:
     )
 
 
-def complete_sum(column: str, dtype: type[pl.DataType] = pl.Int64) -> pl.Expr:
+def complete_sum(column: str, dtype: type[pl.DataType] = pl.Int128) -> pl.Expr:
     """Sum a column, or null if a value of it is null: a partial sum is not the total.
 
     Parameters
     ----------
     column : str
         Column to add up.
-    dtype : DataType, default Int64
+    dtype : DataType, default Int128
         Type to add in; wide enough for the sum.
 
     Returns

@@ -8,8 +8,7 @@ from typing import Final
 import polars as pl
 
 from nsan.analysis.intervals import complete_sum, covered, union
-
-Window = tuple[int, int]
+from nsan.info import Window
 
 GROUPS: Final = ("direction", "cause", "device_id", "pid")
 """What :func:`migrations_by_group` splits by."""
@@ -27,7 +26,7 @@ def migrations_by_group(migrations: pl.LazyFrame) -> pl.LazyFrame:
     -------
     LazyFrame
         One row per group that has rows, most bytes first: ``direction``, ``cause``, ``device_id``,
-        ``pid``, ``n`` (UInt32, rows), ``bytes`` (Int64, byte), ``min_bytes``, ``max_bytes``
+        ``pid``, ``n`` (UInt32, rows), ``bytes`` (Int128, byte), ``min_bytes``, ``max_bytes``
         (Int64, byte), ``min_va``, ``max_va`` (UInt64, first bytes moved). A figure is null where a
         row of its group lacks the value. No row is lost: ``n`` adds up to the rows.
 

@@ -23,9 +23,11 @@ COMMANDS: Final = {
     "info": "what a capture holds: versions, switches, tables, health",
     "migrations": "migrations by direction, cause, GPU and process",
     "faults": "page faults by access type, GPU and process",
+    "record": "run a program under nsys and summarise its trace",
     "import": "turn an export into a Parquet store",
     "doctor": "what is installed here, and what each part is for",
 }
+_TOP_LEVEL: Final = ("-h", "--help", "--version")
 _EPILOG: Final = """\
 examples:
   nsan sample_data/um_vector_add_rtx4060l.sqlite       summary of a real capture
@@ -94,8 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _with_command(arguments: list[str]) -> list[str]:
     """Put in the command that a bare `nsan FILE` leaves out."""
     first = arguments[0]
-    if first.startswith("-") or first in COMMANDS:
+    if first in COMMANDS or first in _TOP_LEVEL:
         return arguments
+    if first.startswith("-"):
+        return arguments if set(arguments) & COMMANDS.keys() else ["summary", *arguments]
     if not os.path.lexists(first) and not {".", os.sep} & set(first):
         import difflib
 
@@ -110,13 +114,17 @@ def _run(args: argparse.Namespace) -> int:
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         status: int = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except NsanError as error:
         complain(error)
         return error.exit_code
     except BrokenPipeError:
-        # The reader of a pipe has gone: leave quietly, and keep Python from flushing into it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()  # the reader of a pipe has gone: leave quietly
+        return 1
+    except OSError as error:
+        _abandon_stdout()
+        complain(f"the result cannot be written: {error.strerror or error}.")
         return 1
     except KeyboardInterrupt:
         complain("interrupted; nothing half-written is left.")
@@ -124,6 +132,11 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, previous)
     return status
+
+
+def _abandon_stdout() -> None:
+    # Keep Python from flushing once more, into what failed.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminate(_number: int, _frame: object) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.render import complain, emit, safe
-from nsan.errors import OutputExistsError, StoreWriteError, UsageError
+from nsan.errors import (
+    BrokenStoreError,
+    OutputExistsError,
+    OutputIsInputError,
+    OutputWriteError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
@@ -20,7 +29,7 @@ FORMATS: Final = ("table", "csv", "json", "markdown", "parquet")
 def add_input(parser: argparse.ArgumentParser) -> None:
     """Add the trace to read and how much to say."""
     parser.add_argument(
-        "trace", metavar="TRACE", type=Path, help="nsys SQLite export or nsan store"
+        "trace", metavar="TRACE", type=Path, help="nsys report or export, or nsan store"
     )
     add_verbosity(parser)
 
@@ -39,7 +48,9 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--json", dest="format", action="store_const", const="json", help="short for --format json"
     )
-    group.add_argument("--rows", type=_positive, metavar="N", help="at most N rows per table")
+    group.add_argument(
+        "--rows", type=_positive, metavar="N", help="at most N rows per table; JSON always has all"
+    )
     group.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write here instead of stdout"
     )
@@ -50,7 +61,9 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     """Add the filters of :meth:`nsan.trace.Trace.filter`."""
     group = parser.add_argument_group("filters")
     group.add_argument(
-        "--filter-time", metavar="A/B", help="rows that start in this window, as 1s/1s250ms or 2s/"
+        "--filter-time",
+        metavar="A/B",
+        help="rows that start in this window, as 1s/1s250ms or 2s/ (=-1ms/5s before the session start)",
     )
     group.add_argument(
         "--filter-nvtx", metavar="NAME", help="the same for an NVTX range: NAME[@DOMAIN][/INDEX]"
@@ -64,11 +77,10 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        msg = "give a number above 0"
+    if not text.isdecimal() or int(text) == 0:
+        msg = f"{text!r} is not a number of rows above 0"
         raise argparse.ArgumentTypeError(msg)
-    return value
+    return int(text)
 
 
 def is_filtered(args: argparse.Namespace) -> bool:
@@ -92,27 +104,42 @@ def filtered(trace: Trace, args: argparse.Namespace) -> Trace:
     return trace.filter(time=args.filter_time, pid=args.pid, device=args.gpu, nvtx=args.filter_nvtx)
 
 
+def located(args: argparse.Namespace) -> Path:
+    """Return the capture that was named; of a folder of reports the newest, which stderr names."""
+    from nsan.opening import capture_at
+
+    path = capture_at(args.trace)
+    if path != args.trace and not args.quiet:
+        complain(f"{path.name} is the newest capture of this folder.")
+    return path
+
+
 def documented(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the summary document of the trace as filtered, and the totals of the whole trace.
+    """Return the summary document of the trace as filtered, and the manifest of the whole trace.
 
     Without filters this reads the manifest of the store, and imports no frame library.
     """
     from nsan.contract import document, summary
     from nsan.opening import store_of
 
-    folder, manifest = store_of(args.trace, progress=show_progress(args))
+    folder, manifest = store_of(located(args), progress=show_progress(args))
     if not is_filtered(args):
-        return document(manifest["info"], manifest["totals"]), manifest["totals"]
+        return document(manifest["info"], manifest["totals"]), manifest
+    from polars.exceptions import PolarsError
+
     from nsan.io.store import open_store
 
-    return summary(filtered(open_store(folder, manifest), args)), manifest["totals"]
+    try:
+        return summary(filtered(open_store(folder, manifest), args)), manifest
+    except (PolarsError, OSError) as error:
+        raise BrokenStoreError(folder, f"a part of it cannot be read ({error})") from error
 
 
-def um_status(args: argparse.Namespace, totals: dict[str, Any]) -> int:
+def um_status(args: argparse.Namespace, manifest: dict[str, Any]) -> int:
     """Return 0, or 3 with a word on stderr if the whole trace has nothing of Unified Memory."""
     from nsan.contract import has_um_data
 
-    if has_um_data(totals):
+    if has_um_data(manifest["info"], manifest["totals"]):
         return 0
     if not args.quiet:
         complain(
@@ -125,22 +152,48 @@ def um_status(args: argparse.Namespace, totals: dict[str, Any]) -> int:
 def write_result(args: argparse.Namespace, text: str) -> None:
     """Write a finished text to stdout, or to the file that was named."""
     if args.output is None:
-        shown = sys.stdout.isatty() and args.format == "csv"
+        shown = sys.stdout is not None and sys.stdout.isatty() and args.format == "csv"
         emit("\n".join(map(safe, text.split("\n"))) if shown else text)
         return
-    path = output_path(args)
+    write_file(args, lambda file: file.write_bytes(text.encode("utf-8", "backslashreplace")))
+
+
+def write_file(args: argparse.Namespace, write: Callable[[Path], object]) -> None:
+    """Write the file that was named, beside its place and then into it: whole, or not at all.
+
+    Parameters
+    ----------
+    args : Namespace
+        Output, whether it may be replaced, and the trace, which may not.
+    write : callable
+        Writes a file of a given name.
+
+    Raises
+    ------
+    UsageError, OutputExistsError, OutputIsInputError, OutputWriteError
+        One for each way in which it goes wrong.
+    """
+    path = _output_path(args)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write(beside)
+        beside.replace(path)
     except OSError as error:
-        raise StoreWriteError(path, error.strerror or str(error)) from error
+        raise OutputWriteError(path, error.strerror or str(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
-def output_path(args: argparse.Namespace) -> Path:
-    """Return the file to write, if it may be written."""
+def _output_path(args: argparse.Namespace) -> Path:
     path: Path | None = args.output
     if path is None:
         msg = f"--format {args.format} needs a file: add -o FILE."
         raise UsageError(msg)
+    real, source = path.resolve(), args.trace.resolve()
+    logs = [source.with_name(source.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
+    if real in {source, *logs} or source in real.parents:
+        raise OutputIsInputError(path)
     if path.exists() and not args.force_overwrite:
         raise OutputExistsError(path)
     return path

@@ -15,13 +15,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from nsan.cli.render import Field, coloured, json_text, table, word
+from nsan.errors import NsysError
 
 _PROBE_SECONDS: Final = 10
-_NSYS_FOLDERS: Final = (
-    "/opt/nvidia/nsight-systems",
-    "/opt/nvidia/nsight-systems-cli",
-    "/usr/local/cuda/bin",
-)
 
 
 @dataclass(frozen=True)
@@ -76,9 +72,7 @@ def _findings() -> Iterator[Finding]:
         ("dask", "many traces at once", "scale"),
     ):
         yield _package(package, purpose, extra)
-    yield _program(
-        "nsys", find_nsys(), "record a program, export a report", "install NVIDIA Nsight Systems"
-    )
+    yield _nsys()
     chromium = (
         shutil.which("chromium")
         or shutil.which("chromium-browser")
@@ -100,27 +94,15 @@ def _package(name: str, purpose: str, extra: str) -> Finding:
         return Finding(name, "missing", "-", purpose, get)
 
 
-def find_nsys() -> str | None:
-    """Find nsys: the NSYS variable, PATH, then the usual folders, newest version first."""
-    chosen = os.environ.get("NSYS")
-    if chosen and os.access(chosen, os.X_OK):
-        return chosen
-    on_path = shutil.which("nsys")
-    if on_path:
-        return on_path
-    found = [
-        program
-        for folder in map(Path, _NSYS_FOLDERS)
-        for pattern in ("nsys", "*/bin/nsys", "*/target-linux-*/nsys")
-        for program in folder.glob(pattern)
-        if os.access(program, os.X_OK)
-    ]
-    return str(max(found, key=_version_key)) if found else None
+def _nsys() -> Finding:
+    from nsan.io.nsys_cli import find_nsys
 
-
-def _version_key(program: Path) -> tuple[int, ...]:
-    numbers = [part for part in program.parts if part[:1].isdigit()]
-    return tuple(int(n) for n in numbers[0].split(".") if n.isdecimal()) if numbers else ()
+    purpose, get = "record a program, export a report", "install NVIDIA Nsight Systems"
+    try:
+        program = find_nsys()
+    except NsysError as error:
+        return Finding("nsys", "missing", "NSYS cannot be run", purpose, str(error))
+    return _program("nsys", None if program is None else str(program), purpose, get)
 
 
 def _program(name: str, path: str | None, purpose: str, get: str) -> Finding:

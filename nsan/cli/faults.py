@@ -24,14 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    document, totals = documented(args)
+    document, manifest = documented(args)
     notes = []
     for kind, name, count in (("gpu_faults", "GPU", "n_rows"), ("cpu_faults", "CPU", "n")):
         if document[kind][count] is None:
             notes.append(f"{name} page faults: {unanswered(document, kind)}")
         elif not document[kind][count]:
             notes.append(f"{name} page faults: {none_here(args)}")
-    keys = ("schema", "source", "capture", "windows_ns", "gpu_faults", "cpu_faults")
+    keys = (
+        "schema",
+        "source",
+        "capture",
+        "switches",
+        "reasons",
+        "windows_ns",
+        "kinds",
+        "gpu_faults",
+        "cpu_faults",
+    )
     write_table(
         args,
         fault_rows(document),
@@ -40,4 +50,4 @@ def run(args: argparse.Namespace) -> int:
         document={key: document[key] for key in keys},
         notes=notes,
     )
-    return um_status(args, totals)
+    return um_status(args, manifest)

@@ -1,4 +1,4 @@
-"""Turn an nsys SQLite export into a Parquet store that opens at once.
+"""Turn a capture into a Parquet store that opens at once.
 
 Every command does this by itself, into a cache; import places the store where you want it. The
 export is never changed. A store is used again while its source is unchanged.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nsan.cli.arguments import add_verbosity, show_progress
+from nsan.cli.arguments import add_verbosity, located, show_progress
 from nsan.cli.render import complain, emit
 from nsan.units import format_bytes, format_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
-    parser.add_argument("trace", metavar="EXPORT", type=Path, help="nsys SQLite export")
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="report, export or nvprof file")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FOLDER", help="place of the store; a cache by default"
     )
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from nsan.opening import import_trace
 
     folder = import_trace(
-        args.trace,
+        located(args),
         args.output,
         overwrite=args.force_overwrite,
         keep_paths=args.keep_paths,

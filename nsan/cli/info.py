@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from nsan.cli.arguments import add_input, add_output, show_progress
+from nsan.cli.arguments import add_input, add_output, located, show_progress
 from nsan.cli.output import write_document
 from nsan.cli.render import Field, indented, name, safe, table, word
 from nsan.cli.summary import gpu_lines, health_text
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from nsan.opening import store_of
 
-    folder, manifest = store_of(args.trace, progress=show_progress(args))
+    folder, manifest = store_of(located(args), progress=show_progress(args))
     document = _document(manifest)
     write_document(args, document, lambda: _text(document, args, folder))
     return 0
@@ -78,6 +78,7 @@ def _document(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _text(document: Mapping[str, Any], args: argparse.Namespace, folder: Path) -> str:
     markdown = args.format == "markdown"
     facts = [
+        ("kind", document["kind"]),
         ("nsys", document["nsys_version"]),
         ("export schema", document["export_schema"]),
         ("driver", document["driver_version"]),

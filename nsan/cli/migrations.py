@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    document, totals = documented(args)
+    document, manifest = documented(args)
     notes = []
     if document["migrations"]["n"] is None:
         notes.append(f"Migrations: {unanswered(document, 'migrations')}")
@@ -36,8 +36,17 @@ def run(args: argparse.Namespace) -> int:
         columns=MIGRATION_COLUMNS,
         document={
             key: document[key]
-            for key in ("schema", "source", "capture", "windows_ns", "migrations")
+            for key in (
+                "schema",
+                "source",
+                "capture",
+                "switches",
+                "reasons",
+                "windows_ns",
+                "kinds",
+                "migrations",
+            )
         },
         notes=notes,
     )
-    return um_status(args, totals)
+    return um_status(args, manifest)

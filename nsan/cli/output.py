@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nsan.cli.arguments import output_path, write_result
+from nsan.cli.arguments import write_file, write_result
 from nsan.cli.render import Field, Row, complain, csv_text, flat, json_text, table
-from nsan.errors import StoreWriteError, UsageError
+from nsan.errors import UsageError
 
 
 def write_table(
@@ -85,13 +85,9 @@ def write_document(
 def _write_parquet(args: argparse.Namespace, rows: Sequence[Row], columns: Sequence[str]) -> None:
     import polars as pl
 
-    path = output_path(args)
-    frame = pl.DataFrame(
-        [{key: row[key] for key in columns} for row in rows], infer_schema_length=None
-    )
-    try:
-        (
-            frame if columns and rows else pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
-        ).write_parquet(path)
-    except OSError as error:
-        raise StoreWriteError(path, error.strerror or str(error)) from error
+    if rows:
+        chosen = [{key: row[key] for key in columns} for row in rows]
+        frame = pl.DataFrame(chosen, infer_schema_length=None)
+    else:
+        frame = pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
+    write_file(args, frame.write_parquet)

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nsan.errors import OutputWriteError
+
 Row = Mapping[str, Any]
 
 _UNSAFE: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
+_FORMULA: Final = re.compile(r"[=+@\t\r]|-(?!-)")
 _MARKDOWN: Final = re.compile(r"[\\`*_\[\]|!~#]")
 _COLOURS: Final = {"fail": "31", "warn": "33", "unknown": "36", "ok": "32"}
 
@@ -101,7 +104,7 @@ def csv_text(rows: Iterable[Row], columns: Sequence[str]) -> str:
 
 def _csv_cell(value: Any) -> Any:
     # A spreadsheet runs text that begins like a formula.
-    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    formula = isinstance(value, str) and _FORMULA.match(value)
     return f"'{value}" if formula else value
 
 
@@ -142,10 +145,13 @@ def indented(text: str, by: str = "  ") -> str:
 def complain(message: object) -> None:
     """Write a message to stderr, line by line, harmless whatever names it holds."""
     lines = "\n".join(safe(line) for line in str(message).split("\n"))
-    sys.stderr.write(f"nsan: {lines}\n")
+    if sys.stderr is not None:  # it may be closed
+        sys.stderr.write(f"nsan: {lines}\n")
 
 
 def emit(text: str) -> None:
     """Write to stdout; a character that it cannot show becomes an escape, not an error."""
+    if sys.stdout is None:
+        raise OutputWriteError("standard output", "it is closed")
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))

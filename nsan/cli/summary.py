@@ -21,6 +21,7 @@ from nsan.cli.arguments import (
 from nsan.cli.output import write_document
 from nsan.cli.render import Field, coloured, indented, name, safe, table
 from nsan.cli.tables import MIGRATION_FIELDS, migration_rows, unanswered
+from nsan.health import NVPROF_KINDS
 from nsan.units import counted, format_bytes, format_count, format_time
 
 
@@ -33,21 +34,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    document, totals = documented(args)
-    write_document(args, document, lambda: _text(document, args))
-    return um_status(args, totals)
+    document, manifest = documented(args)
+    markdown = args.format == "markdown"
+    write_document(
+        args,
+        document,
+        lambda: summary_text(document, verbose=args.verbose, markdown=markdown, rows=args.rows),
+    )
+    return um_status(args, manifest)
 
 
-def _text(document: Mapping[str, Any], args: argparse.Namespace) -> str:
+def summary_text(
+    document: Mapping[str, Any],
+    *,
+    verbose: bool = False,
+    markdown: bool = False,
+    rows: int | None = None,
+) -> str:
+    """Write a summary document for people.
+
+    Parameters
+    ----------
+    document : mapping
+        :func:`nsan.contract.summary`.
+    verbose : bool, default False
+        Also the checks that are in order.
+    markdown : bool, default False
+        Markdown instead of plain text.
+    rows : int, optional
+        At most so many rows of a table.
+
+    Returns
+    -------
+    str
+        Sections, the head first.
+    """
     from nsan.reading import reading
 
-    markdown = args.format == "markdown"
     sections = [
         _head(document, markdown=markdown),
         _bullets(reading(document), markdown=markdown),
-        _migrations(document, args.rows, markdown=markdown),
+        _migrations(document, rows, markdown=markdown),
         _faults(document, markdown=markdown),
-        health_text(document["health"], verbose=args.verbose, markdown=markdown),
+        _driver_events(document),
+        health_text(document["health"], verbose=verbose, markdown=markdown),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -62,6 +92,8 @@ def _head(document: Mapping[str, Any], *, markdown: bool) -> str:
         f"nsys {name(document['nsys_version'] or 'of unknown version', markdown=markdown)}",
         f"export schema {name(document['export_schema'] or 'unknown', markdown=markdown)}",
     ]
+    if document["source_kind"] in NVPROF_KINDS:
+        versions = ["recorded by nvprof or the Visual Profiler"]
     if document["driver_version"]:
         versions.append(f"driver {name(document['driver_version'], markdown=markdown)}")
     lines = [
@@ -69,17 +101,26 @@ def _head(document: Mapping[str, Any], *, markdown: bool) -> str:
         *gpu_lines(document["devices"], markdown=markdown),
         *_process_lines(document["processes"], markdown=markdown),
     ]
-    kernels = document["kernels"]
-    ran = f"{format_time(document['duration_ns'])} from first start to last end"
-    if kernels["n"] is not None:
-        ran += f"; {counted(kernels['n'], 'kernel')}"
-        if kernels["n_graph_launches"]:
-            ran += f" and {counted(kernels['n_graph_launches'], 'graph launch', 'graph launches')}"
-        ran += f", busy {format_time(kernels['busy_ns'])}"
-    lines.append(ran)
+    lines += _ran(document)
     if document["windows_ns"] is not None:
         lines.append("filtered: rows that start in the window; busy time is clipped to it")
     return f"{title}\n" + ("\n" if markdown else "") + _bullets(lines, markdown=markdown)
+
+
+def _ran(document: Mapping[str, Any]) -> list[str]:
+    kernels, parts = document["kernels"], []
+    if document["duration_ns"] is not None:
+        parts.append(f"{format_time(document['duration_ns'])} from first start to last end")
+    if kernels["n"] is not None:
+        ran = counted(kernels["n"], "kernel")
+        if kernels["n_graph_launches"]:
+            ran += f" and {counted(kernels['n_graph_launches'], 'graph launch', 'graph launches')}"
+        parts.append(ran + _derived(", busy", kernels["busy_ns"]))
+    return ["; ".join(parts)] if parts else []
+
+
+def _derived(what: str, ns: int | None) -> str:
+    return "" if ns is None else f"{what} {format_time(ns)} (derived)"
 
 
 def gpu_lines(devices: list[Mapping[str, Any]], *, markdown: bool, limit: int = 8) -> list[str]:
@@ -117,24 +158,29 @@ def _migrations(document: Mapping[str, Any], rows: int | None, *, markdown: bool
     title = "## Unified Memory migrations" if markdown else "Unified Memory migrations"
     if migrations["n"] is None:
         return f"{title}: {unanswered(document, 'migrations')}"
-    head = (
-        f"{title}: {format_count(migrations['n'])}, {format_bytes(migrations['bytes'])}, "
-        f"busy {format_time(migrations['busy_ns'])} (derived)"
-    )
+    timed = migrations["busy_ns"] is not None
+    head = f"{title}: {format_count(migrations['n'])}, {format_bytes(migrations['bytes'])}"
+    if timed:
+        head += f", busy {format_time(migrations['busy_ns'])} (busy, share and rate: derived)"
     if not migrations["n"]:
         return f"{title}: none"
-    shown = migration_rows(migrations["groups"])[:rows]
-    body = table(shown, _telling_fields(document), markdown=markdown)
+    groups = migration_rows(migrations["groups"])
+    body = table(groups[:rows], _telling_fields(document), markdown=markdown)
+    if rows is not None and rows < len(groups):
+        body += f"\n\n({len(groups) - rows} more rows)"
     return f"{head}\n\n{body if markdown else indented(body)}"
 
 
 def _telling_fields(document: Mapping[str, Any]) -> list[Field]:
     # One GPU and one process stand in the head: do not repeat them in each row.
-    single = {
+    untimed = document["migrations"]["busy_ns"] is None
+    dull = {
         "device_id": len(document["devices"]) == 1,
         "pid": len(document["processes"]) == 1,
+        "busy_ns": untimed,
+        "bytes_per_s": untimed,
     }
-    return [field for field in MIGRATION_FIELDS if not single.get(field.key)]
+    return [field for field in MIGRATION_FIELDS if not dull.get(field.key)]
 
 
 def _faults(document: Mapping[str, Any], *, markdown: bool) -> str:
@@ -145,23 +191,37 @@ def _faults(document: Mapping[str, Any], *, markdown: bool) -> str:
     elif not gpu["n_rows"]:
         gpu_text = "none"
     else:
-        by_access = ", ".join(
-            f"{k} {format_count(v['n_rows'])}" for k, v in gpu["by_access"].items()
-        )
         gpu_text = (
-            f"{format_count(gpu['n_rows'])} rows, one per driver batch ({by_access}), on "
-            f"{format_count(gpu['n_addresses'])} addresses in {format_count(gpu['n_va_blocks'])} VA "
-            f"blocks; recorded counts add up to {format_count(gpu['n_page_faults'])}; "
-            f"raised or in service for {format_time(gpu['busy_ns'])} (derived)"
+            f"{counted(gpu['n_rows'], 'row')}, one per driver batch{_accesses(gpu['by_access'])}, on "
+            f"{counted(gpu['n_addresses'], 'address', 'addresses')} in "
+            f"{counted(gpu['n_va_blocks'], 'VA block')} (derived); recorded counts add up to "
+            f"{format_count(gpu['n_page_faults'])}"
+            + _derived("; raised or in service for", gpu["busy_ns"])
         )
     if cpu["n"] is None:
         cpu_text = unanswered(document, "cpu_faults")
     elif not cpu["n"]:
         cpu_text = "none"
     else:
-        cpu_text = f"{format_count(cpu['n'])}, on {format_count(cpu['n_addresses'])} addresses"
+        cpu_text = f"{format_count(cpu['n'])}, on {counted(cpu['n_addresses'], 'address', 'addresses')} (derived)"
     gap = "\n\n" if markdown else "\n"
     return f"{bold}GPU page faults:{bold} {gpu_text}{gap}{bold}CPU page faults:{bold} {cpu_text}"
+
+
+def _accesses(by_access: Mapping[str, Mapping[str, Any]]) -> str:
+    if set(by_access) == {"unknown"}:
+        return ""
+    counts = ", ".join(f"{access} {format_count(n['n_rows'])}" for access, n in by_access.items())
+    return f" ({counts})"
+
+
+def _driver_events(document: Mapping[str, Any]) -> str:
+    """Write what the driver did against ping-pong, where a profiler recorded it."""
+    events = document["driver_events"]
+    if not events:
+        return ""
+    said = ", ".join(f"{format_count(n)} {kind.replace('_', ' ')}" for kind, n in events.items())
+    return f"Driver against ping-pong: {said} rows"
 
 
 def _said(check: Mapping[str, Any]) -> bool:

@@ -95,8 +95,7 @@ def fault_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def unanswered(document: Mapping[str, Any], kind: str) -> str:
     """Say why there is no figure, and what would give one."""
-    switch = document["switches"][kind]
-    again = f"Profile again with `nsys profile {switch} ...`."
-    if document["capture"][kind] == "not_recorded":
-        return f"not recorded. {again}"
-    return f"unknown: the export does not say whether they were recorded. {again}"
+    switch, reason = document["switches"][kind], document["reasons"][kind]
+    what = "not recorded" if document["capture"][kind] == "not_recorded" else "unknown"
+    again = f" Profile again with `nsys profile {switch} ...`." if switch else ""
+    return f"{what}: {reason}.{again}"

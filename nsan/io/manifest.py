@@ -5,18 +5,23 @@ Standard library only: the warm path of the command line reads a manifest and no
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import shutil
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import nsan
 from nsan.errors import BrokenStoreError, NoPermissionError
-from nsan.io.probe import check_database, display_name
+from nsan.info import TraceInfo
+from nsan.io.probe import display_name, identify
 
-STORE_FORMAT: Final = 1
+STORE_FORMAT: Final = 2
 """Raise it when what a store holds changes: older stores are then made again."""
 
 MANIFEST: Final = "manifest.json"
@@ -27,6 +32,7 @@ TABLE_NAMES: Final = (
     "copies",
     "memsets",
     "kernels",
+    "driver_events",
     "api_calls",
     "nvtx_ranges",
     "nvtx_marks",
@@ -37,6 +43,23 @@ TABLE_NAMES: Final = (
 )
 """The tables of :mod:`nsan.schema`, by name only: that module needs a frame library."""
 
+TOTALS_KEYS: Final = (
+    "counts",
+    "span",
+    "gpu_faults",
+    "cpu_faults",
+    "migrations",
+    "kernels",
+    "driver_events",
+    "managed",
+    "devices",
+    "processes",
+    "diagnostics",
+    "figures",
+)
+"""What :func:`nsan.totals.totals` gives."""
+
+_KEEP_SECONDS: Final = 24 * 3600
 _SAMPLE_BYTES: Final = 1 << 16
 
 
@@ -58,6 +81,8 @@ class Fingerprint:
         Sizes and times of `-wal` and `-journal` files beside it; empty without.
     keep_paths : bool
         Whether whole paths were kept.
+    place : str
+        Digest of where it lay: tells another file of the same name from this one in a later state.
     """
 
     name: str
@@ -66,33 +91,47 @@ class Fingerprint:
     digest: str
     logs: str
     keep_paths: bool
+    place: str
 
 
 def fingerprint(path: Path, *, keep_paths: bool = False) -> Fingerprint:
-    """Take the fingerprint of a source.
+    """Take the fingerprint of a source, a file or the folder of an export.
 
     Raises
     ------
     NsanError
-        If it is not a whole SQLite database that can be read.
+        If it is no capture, or cannot be read.
     """
-    check_database(path)
-    status = path.stat()
+    kind = identify(path)
+    files = [path]
+    if kind == "tables":
+        files = sorted(file for file in path.iterdir() if file.is_file())
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        digest.update(file.read(_SAMPLE_BYTES))
-        file.seek(max(0, status.st_size - _SAMPLE_BYTES))
-        digest.update(file.read(_SAMPLE_BYTES))
+    for file in files:
+        digest.update(os.fsencode(file.name))
+        _sample(file, digest)
+    statuses = [file.stat() for file in files]
     real = path.resolve()
     logs = [_size_and_time(real.with_name(real.name + suffix)) for suffix in ("-wal", "-journal")]
     return Fingerprint(
         name=display_name(path),
-        size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
+        size=sum(status.st_size for status in statuses),
+        mtime_ns=max(status.st_mtime_ns for status in statuses),
         digest=digest.hexdigest(),
         logs=" ".join(log for log in logs if log),
         keep_paths=keep_paths,
+        place=_place(path),
     )
+
+
+def _sample(file: Path, digest: hashlib._Hash) -> None:
+    try:
+        with file.open("rb") as content:
+            digest.update(content.read(_SAMPLE_BYTES))
+            content.seek(max(0, file.stat().st_size - _SAMPLE_BYTES))
+            digest.update(content.read(_SAMPLE_BYTES))
+    except PermissionError as error:
+        raise NoPermissionError(file) from error
 
 
 def _size_and_time(path: Path) -> str:
@@ -117,10 +156,30 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("nsan"))
 
 
-def default_store(path: Path) -> Path:
-    """Name the store of a source in the cache folder; one per place of a source."""
-    place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
-    return cache_folder() / "stores" / f"{_plain(path)}-{place}"
+def default_store(path: Path, source: Fingerprint) -> Path:
+    """Name the store of a source in the cache folder: one for each place and content of a source.
+
+    So a trace that is open goes on reading its own rows when its source is recorded again.
+    """
+    return cache_folder() / "stores" / f"{_plain(path)}-{_place(path)}-{source.digest[:8]}"
+
+
+def drop_outdated(place: Path) -> None:
+    """Remove stores of earlier states of a source from the cache, once nobody reads them any more.
+
+    A trace that is open reads its store's files whenever it is asked; a day is given to it.
+    """
+    prefix = place.name.rpartition("-")[0]
+    now = time.time()
+    for folder in place.parent.glob(f"{prefix}-????????"):
+        manifest = folder / MANIFEST
+        with contextlib.suppress(OSError):
+            if folder != place and now - manifest.stat().st_mtime > _KEEP_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
 
 
 def _plain(path: Path) -> str:
@@ -163,8 +222,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_parts(folder: Path, manifest: dict[str, Any]) -> None:
-    for key in ("nsan_version", "source", "info", "totals"):
+    for key in ("nsan_version", "source"):
         manifest[key]
+    TraceInfo.from_dict(manifest["info"])
+    for key in TOTALS_KEYS:
+        manifest["totals"][key]
     for name in TABLE_NAMES:
         table = manifest["tables"][name]
         for part in table["parts"]:
@@ -181,4 +243,7 @@ def current_manifest(folder: Path, source: Fingerprint) -> dict[str, Any] | None
         manifest = read_manifest(folder)
     except BrokenStoreError:
         return None
-    return manifest if manifest.get("source") == asdict(source) else None
+    # Figures of an earlier nsan may hold its mistakes. A source may have been moved.
+    current = {**asdict(source), "place": manifest["source"].get("place")}
+    same = manifest["source"] == current and manifest["nsan_version"] == nsan.__version__
+    return manifest if same else None

@@ -74,8 +74,15 @@ DIAGNOSTIC_EVENTS: Final = Source(
     {"timestamp": TIMES},
 )
 
-_ABSOLUTE_PATH: Final = r"(^|[\s'\"`(\[<>=:,;])(?:~\w*|[A-Za-z]:)?[/\\](?:.*[/\\])?"
+_TELLING: Final = r"(?i)cuda|cupti|unified|uvm|page.?fault|nvtx|lost|drop|overflow|buffer|out of memory|profiling has"
+"""Messages about the recording itself. Others may quote anything of the program or the machine."""
+
+_HOME: Final = r"[/\\](?:home|Users)[/\\][^/\\\s'\"]+"
+_PATH: Final = r"[^\s'\"`(<>{|=@]*[/\\](?:[^\n]*[/\\])|~[^\s]*[/\\]"
 """From where a path begins to the last slash of the line: folders may have spaces in their names."""
+
+_NAMED: Final = r"\S+@\S+|--?[\w-]+=\S+"
+"""Who, where, and options with their values."""
 
 _SEVERITIES: Final = {0: "unknown", 1: "information", 2: "warning", 3: "error"}
 
@@ -246,11 +253,19 @@ def diagnostics(rows: pl.DataFrame) -> pl.DataFrame:
         pid_of("globalPid"),
         time_ns=pl.col("timestamp"),
         severity=labelled("severity", _SEVERITIES, schema.SEVERITY),
-        text=pl.col("text").str.replace_all(_ABSOLUTE_PATH, "$1"),
+        text=_harmless(pl.col("text")),
     ).sort("time_ns", maintain_order=True)
     return messages.select(
         pl.col(name).cast(dtype) for name, dtype in schema.DIAGNOSTICS.schema.items()
     )
+
+
+def _harmless(text: pl.Expr) -> pl.Expr:
+    """Keep messages about the recording, without people, options and all but the last part of paths."""
+    plain = (
+        text.str.replace_all(_NAMED, "...").str.replace_all(_HOME, "/~").str.replace_all(_PATH, "")
+    )
+    return pl.when(text.str.contains(_TELLING)).then(plain)
 
 
 def processes(rows: pl.DataFrame, pids: list[int], strings: Strings) -> pl.DataFrame:

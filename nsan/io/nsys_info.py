@@ -32,9 +32,6 @@ ENVIRONMENT_KEYS: Final = (
     "CpuDescription",
     "SoftwareReleaseVersion",
 )
-NEWEST_SCHEMA: Final = (3, 28, 1)
-"""The newest export schema that nsan's readers were checked against."""
-
 SWITCHES: Final = {
     "gpu_faults": "--cuda-um-gpu-page-faults=true",
     "cpu_faults": "--cuda-um-cpu-page-faults=true",
@@ -52,6 +49,10 @@ _OPTIONS: Final = {
     "kernels": "COLLECT_CUDA_TRACE",
 }
 CAPTURE_KEYS: Final = (*sorted(set(_OPTIONS.values())), "CUDA_GRAPH_TRACE_OPTIONS:MODE")
+NOT_TRACED: Final = "(?i)unified memory cannot be traced"
+"""How nsys says, in its messages, that a platform does not let it trace Unified Memory."""
+
+_OF_UNIFIED_MEMORY: Final = frozenset({"gpu_faults", "cpu_faults", "migrations"})
 _WITH_CUDA: Final = frozenset({"migrations", "kernels"})
 
 
@@ -73,6 +74,8 @@ class Evidence:
         The capture option; None where it does not say.
     cuda_seen : bool
         Any CUDA event is there, so CUDA was traced.
+    refused : bool
+        nsys said that it cannot trace Unified Memory here.
     """
 
     n_rows: int
@@ -81,6 +84,7 @@ class Evidence:
     lazy: bool | None
     option: bool | None
     cuda_seen: bool
+    refused: bool = False
 
 
 def option_of(kind: str, options: Mapping[str, list[str]]) -> bool | None:
@@ -102,6 +106,9 @@ def answer(kind: str, seen: Evidence) -> Capture:
         return Capture("unknown", switch, "the column that tells its rows apart cannot be read")
     if seen.n_rows:
         return Capture("recorded", switch, "rows are there")
+    if seen.refused and kind in _OF_UNIFIED_MEMORY:
+        # No switch helps: the platform is the reason.
+        return Capture("not_recorded", "", "nsys could not trace Unified Memory on this platform")
     traced = seen.option
     if kind in _WITH_CUDA and seen.cuda_seen:
         traced = True
@@ -124,18 +131,6 @@ def is_true(text: str | None) -> bool | None:
     return None if text is None else text.strip().lower() in {"true", "1", "yes"}
 
 
-def parse_version(text: str | None) -> tuple[int, ...] | None:
-    """Read a dotted version; None if it is none.
-
-    Examples
-    --------
-    >>> parse_version("3.24.14"), parse_version("next")
-    ((3, 24, 14), None)
-    """
-    parts = (text or "").strip().split(".")
-    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
-
-
 def driver_version(text: str | None) -> str | None:
     """Write a driver version with dots; nsys 2022 stores it as one number.
 
@@ -144,8 +139,10 @@ def driver_version(text: str | None) -> str | None:
     >>> driver_version("52510517"), driver_version("550.163.01")
     ('525.105.17', '550.163.01')
     """
-    packed = re.fullmatch(r"(\d{3})(\d{2,3})(\d{2})", text or "")
-    return ".".join(packed.groups()) if packed else text or None
+    if not text or text == "0":
+        return None  # a machine without a driver
+    packed = re.fullmatch(r"(\d{3})(\d{2,3})(\d{2})", text)
+    return ".".join(packed.groups()) if packed else text
 
 
 def platform_of(release: str | None, architecture: str | None) -> str | None:

@@ -1,10 +1,13 @@
-"""Read one nsys SQLite export: event tables in ranges, context tables whole, metadata by whitelist."""
+"""Read one nsys export, a database or a folder of tables.
+
+Event tables come in ranges, context tables whole, metadata by whitelist.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +20,9 @@ from nsan.info import Capture, TraceInfo
 from nsan.io import nsys_context, nsys_info
 from nsan.io.nsys_tables import STREAMED, Source, Strings
 from nsan.io.probe import display_name
+from nsan.io.source import Progress, Sink
 from nsan.io.sqlite_file import CellType, SqliteFile
+from nsan.io.table_folder import TableFolder
 
 ROWS_PER_RANGE: Final = 1 << 18
 _WORKERS: Final = 2
@@ -32,12 +37,6 @@ _NSYS_MARKS: Final = (
     *(source.table for source in STREAMED),
 )
 _NVPROF_MARKS: Final = ("CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER", "StringTable")
-
-Sink = Callable[[str, int, pl.DataFrame], None]
-"""Takes a table of ours, the number of a range of it, and its rows; called from several threads."""
-
-Progress = Callable[[str, int], None]
-"""Takes the name of a table and how many of its rows have just been read."""
 
 
 @dataclass
@@ -61,7 +60,11 @@ class NsysExport:
     Parameters
     ----------
     path : Path
-        The `.sqlite` file.
+        What the user named: the `.sqlite` file, or what ``database`` was made of.
+    database : SqliteFile or TableFolder, optional
+        The export, already open, which is closed with this; the file at ``path`` without it.
+    kind : str
+        Kind of the source: ``nsys-sqlite``, ``nsys-report``, ``nsys-parquet`` or ``nsys-arrow``.
     keep_paths : bool
         Keep whole paths of programs, binaries and source files instead of their last part.
     rows_per_range : int
@@ -69,10 +72,17 @@ class NsysExport:
     """
 
     def __init__(
-        self, path: Path, *, keep_paths: bool = False, rows_per_range: int = ROWS_PER_RANGE
+        self,
+        path: Path,
+        *,
+        database: SqliteFile | TableFolder | None = None,
+        kind: str = "nsys-sqlite",
+        keep_paths: bool = False,
+        rows_per_range: int = ROWS_PER_RANGE,
     ) -> None:
         self.path = path
-        self.database = SqliteFile(path)
+        self.kind = kind
+        self.database = SqliteFile(path) if database is None else database
         self.losses = Losses()
         self._rows_per_range = rows_per_range
         self._n_rows: dict[str, int] = defaultdict(int)
@@ -82,6 +92,8 @@ class NsysExport:
         self._last_ns: int | None = None
         self._shift_ns = 0
         self._gpus_unclear = False
+        self._shared: list[int] = []
+        self._untraced = False
         try:
             self._check_kind()
             self.metadata = self._pairs(nsys_info.EXPORT_TABLES, nsys_info.EXPORT_KEYS)
@@ -224,6 +236,8 @@ class NsysExport:
             "allocations": nsys_context.allocations(self._whole(nsys_context.MEMORY_EVENTS)),
             "diagnostics": nsys_context.diagnostics(self._whole(nsys_context.DIAGNOSTIC_EVENTS)),
         }
+        messages = frames["diagnostics"]["text"].drop_nulls()
+        self._untraced = bool(messages.str.contains(nsys_info.NOT_TRACED).any())
         # The profiler's own messages come from processes that need not have events.
         for name in ("nvtx_ranges", "nvtx_marks", "allocations"):
             self._pids |= _pids(frames[name])
@@ -258,6 +272,9 @@ class NsysExport:
         # Without this mapping two processes' device 0 cannot be told apart, or joined.
         unmapped = rows.select(pl.any_horizontal(pl.all().is_null()).any()).item()
         self._gpus_unclear = bool(unmapped) and len({pid for pid, _ in self._used}) > 1
+        mapped = set(rows.select("pid", "cudaId").rows())
+        users = Counter(device for pid, device in self._used if (pid, device) not in mapped)
+        self._shared = sorted(device for device, n in users.items() if n > 1 and device is not None)
         return rows
 
     def _rows(self, table: str, columns: dict[str, CellType]) -> pl.DataFrame:
@@ -282,7 +299,7 @@ class NsysExport:
     def _time_shift(self) -> int:
         """Nanoseconds that the export added to every time (``--ts-shift``, ``--ts-normalize``)."""
         text = self._one("EXPORT_CONFIG_TIME_SHIFT") or ""
-        return int(text) if re.fullmatch(r"-?\d{1,19}", text) else 0
+        return int(text) if re.fullmatch(r"-?\d{1,18}|-?1\d{18}", text) else 0
 
     def _session_start(self) -> int | None:
         rows = self._rows("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": "integer"})
@@ -299,7 +316,7 @@ class NsysExport:
         architecture = first.get("CpuArchitecture")
         return TraceInfo(
             source=display_name(self.path),
-            kind="nsys-sqlite",
+            kind=self.kind,
             nsys_version=self._one("EXPORT_PRODUCT_VERSION"),
             export_schema=self._one("EXPORT_SCHEMA_VERSION"),
             session_start_utc_ns=self._session_start(),
@@ -312,6 +329,7 @@ class NsysExport:
             capture={kind: self._answer(kind, options) for kind in nsys_info.SWITCHES},
             losses=self.losses.cells,
             absent_columns=self.losses.absent,
+            shared_ordinals=self._shared,
             doubtful=self._doubtful(),
         )
 
@@ -350,6 +368,7 @@ class NsysExport:
                 lazy=self._lazy(),
                 option=nsys_info.option_of(kind, options),
                 cuda_seen=any(self._n_rows[name] for name in _CUDA_TABLES),
+                refused=self._untraced,
             ),
         )
 

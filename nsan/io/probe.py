@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
+import zlib
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from nsan.errors import DamagedExportError, InputMissingError, NoPermissionError, NotAnExportError
+from nsan.errors import (
+    DamagedExportError,
+    InputMissingError,
+    NoPermissionError,
+    NotAnExportError,
+    NotAStoreError,
+)
 
-_MAGIC: Final = b"SQLite format 3\0"
+Kind = Literal["sqlite", "report", "qdstrm", "tables", "session", "nvprof-text"]
+"""What a path holds: a database (of nsys or nvprof), an nsys report or its raw stream, a folder of an
+nsys Parquet or Arrow export, a Visual Profiler session, or the text or CSV of nvprof."""
+
+_SQLITE_MAGIC: Final = b"SQLite format 3\0"
 _HEADER_BYTES: Final = 100
+_PROBE_BYTES: Final = 1 << 16
+_STEP_BYTES: Final = 256
+_GZIP_MAGIC: Final = b"\x1f\x8b"
 _OTHER_MAGIC: Final = {
-    b"\x1f\x8b": ("gzip data", "Unpack it first: `gunzip FILE`."),
     b"PK\x03\x04": ("a zip archive", "Unpack it first."),
-    b"PAR1": ("a Parquet file", ""),
+    b"PAR1": ("one Parquet file", "Give nsan the folder of the whole nsys export."),
     b"\x80\x02": ("a pickle", ""),
     b"\x80\x04": ("a pickle", ""),
 }
-_REPORT_SUFFIXES: Final = {".nsys-rep", ".qdrep", ".qdstrm"}
+REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep")
+STREAM_SUFFIX: Final = ".qdstrm"
+CAPTURE_SUFFIXES: Final = (*REPORT_SUFFIXES, STREAM_SUFFIX, ".sqlite")
+"""Names of captures by which a folder of reports is known."""
+
+_REPORT_MAGIC: Final = b"NVIDIA Tegra Profiler Report"
+_STREAM_MAGIC: Final = b"Nsight Systems Stream"
+_NVPROF_SUFFIXES: Final = (".nvprof", ".nvvp")
+_TABLE_SUFFIXES: Final = (".parquet", ".arrow")
+_TABLE_MARKS: Final = (
+    "StringIds",
+    "META_DATA_EXPORT",
+    "EXPORT_META_DATA",
+    "ANALYSIS_DETAILS",
+    "NVTX_EVENTS",
+    "CUPTI_ACTIVITY_KIND_",
+    "CUDA_UM_",
+)
+_NVPROF_TEXT: Final = re.compile(
+    rb"==\d+== |\[Unified Memory |\"?Start\"?,\"?Duration|Profiling result:"
+)
 
 
 def display_name(path: Path) -> str:
@@ -46,47 +81,103 @@ def _status(path: Path) -> os.stat_result:
         raise InputMissingError(path) from error
 
 
-def check_database(path: Path) -> None:
-    """Say what a file is if it is not a whole SQLite database.
+def identify(path: Path) -> Kind:
+    """Say what a path holds, by its first bytes; by its name only where those do not tell.
 
     Raises
     ------
     InputMissingError, NoPermissionError, NotAnExportError, DamagedExportError
-        One for each way in which a path is not a database.
+        One for each way in which a path is no capture.
     """
     status = _status(path)
     if stat.S_ISDIR(status.st_mode):
-        raise NotAnExportError(path, "a folder, not an export")
+        return _identify_folder(path)
     if not stat.S_ISREG(status.st_mode):
         # Opening a pipe would wait for a writer.
         raise NotAnExportError(path, "not a regular file")
+    head = _head(path)
+    if not head:
+        raise NotAnExportError(
+            path,
+            "an empty file",
+            "The recording or the export was probably interrupted: do it again.",
+        )
+    if head.startswith(_SQLITE_MAGIC):
+        _check_length(path, head, status.st_size)
+        return "sqlite"
+    return _identify_file(path, head)
+
+
+def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            head = file.read(_HEADER_BYTES)
+            return file.read(_PROBE_BYTES)
     except PermissionError as error:
         raise NoPermissionError(path) from error
     except OSError as error:
         raise DamagedExportError(path, f"it cannot be read ({error.strerror})") from error
-    if not head:
-        raise NotAnExportError(
-            path, "an empty file", "The export was probably interrupted: export it again."
-        )
-    if not head.startswith(_MAGIC):
-        raise _not_a_database(path, head)
-    _check_length(path, head, status.st_size)
 
 
-def _not_a_database(path: Path, head: bytes) -> NotAnExportError:
-    if path.suffix in _REPORT_SUFFIXES:
-        return NotAnExportError(
-            path,
-            "an nsys report, not an export",
-            f"Export it first: `nsys export --type sqlite {path.name}`, then give nsan the .sqlite.",
-        )
+def _identify_file(path: Path, head: bytes) -> Kind:
+    if path.suffix == STREAM_SUFFIX or _STREAM_MAGIC in head[:_HEADER_BYTES]:
+        return "qdstrm"
+    if path.suffix in REPORT_SUFFIXES or head.startswith(_REPORT_MAGIC):
+        return "report"
     for magic, (what, advice) in _OTHER_MAGIC.items():
         if head.startswith(magic):
-            return NotAnExportError(path, what, advice)
-    return NotAnExportError(path, "not a SQLite database")
+            raise NotAnExportError(path, what, advice)
+    text = _unpacked(head) if head.startswith(_GZIP_MAGIC) else head
+    if text.lstrip().startswith((b"<?xml", b"<session")) and b"<session" in text:
+        return "session"
+    if _NVPROF_TEXT.search(text):
+        return "nvprof-text"
+    if head.startswith(_GZIP_MAGIC):
+        raise NotAnExportError(path, "gzip data", "Unpack it first: `gunzip FILE`.")
+    if path.suffix in _NVPROF_SUFFIXES:
+        raise NotAnExportError(
+            path,
+            "a file of nvprof or the Visual Profiler in the binary format that they wrote before 2016",
+            "nsan reads their SQLite databases and sessions. Record again with `nsys profile`.",
+        )
+    raise NotAnExportError(path, "not a SQLite database")
+
+
+def _unpacked(head: bytes) -> bytes:
+    """Unpack the beginning of gzip data, up to where it is damaged."""
+    unpacker = zlib.decompressobj(wbits=31)
+    text = b""
+    with contextlib.suppress(zlib.error):
+        for at in range(0, len(head), _STEP_BYTES):
+            text += unpacker.decompress(head[at : at + _STEP_BYTES], _PROBE_BYTES)
+            if len(text) >= _PROBE_BYTES:
+                break
+    return text
+
+
+def _identify_folder(path: Path) -> Kind:
+    try:
+        tables = [file.stem for file in path.iterdir() if file.suffix in _TABLE_SUFFIXES]
+    except PermissionError as error:
+        raise NoPermissionError(path) from error
+    if any(table.startswith(_TABLE_MARKS) for table in tables):
+        return "tables"
+    raise NotAStoreError(path)
+
+
+def newest_capture(folder: Path) -> Path | None:
+    """Return the report, stream or SQLite file of a folder that was changed last; None without.
+
+    Raises
+    ------
+    NoPermissionError
+        If the folder may not be read.
+    """
+    try:
+        found = [path for path in folder.iterdir() if path.suffix in CAPTURE_SUFFIXES]
+    except PermissionError as error:
+        raise NoPermissionError(folder) from error
+    times = {path: path.stat().st_mtime_ns for path in found if path.is_file()}
+    return max(times, key=lambda path: (times[path], path.name), default=None)
 
 
 def _check_length(path: Path, head: bytes, size: int) -> None:

@@ -30,8 +30,7 @@ import polars as pl
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
-from nsan.errors import DamagedExportError, NoPermissionError
-from nsan.io.probe import check_database
+from nsan.errors import DamagedExportError, NoPermissionError, StoreWriteError
 
 CellType = Literal["integer", "real", "text"]
 
@@ -54,6 +53,11 @@ _CELL_TYPES: Final[dict[CellType, tuple[str, ...]]] = {
 class SqliteFile:
     """A database open for reading; a context manager.
 
+    Parameters
+    ----------
+    path : Path
+        A file that :func:`nsan.io.probe.identify` calls a database.
+
     Attributes
     ----------
     path : Path
@@ -63,19 +67,23 @@ class SqliteFile:
     """
 
     def __init__(self, path: Path) -> None:
-        check_database(path)
         self.path = path
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._uri = f"file:{quote(os.fsencode(self._unchanging(path)))}?mode=ro&immutable=1"
+        # One connection for all: it only reflects and counts, and opening costs more than asking.
         self._engine = sa.create_engine(
-            "sqlite://", creator=lambda: sqlite3.connect(self._uri, uri=True), poolclass=sa.NullPool
+            "sqlite://",
+            creator=lambda: sqlite3.connect(self._uri, uri=True, check_same_thread=False),
+            poolclass=sa.StaticPool,
+            pool_reset_on_return=None,
         )
         self._names: dict[str, str] = {}
         self.tables: dict[str, dict[str, str]] = {}
         try:
             self._inspector = sa.inspect(self._engine)
             self._names = {name.lower(): name for name in self._inspector.get_table_names()}
-        except sa.exc.DatabaseError as error:
+            self._views = {name.lower() for name in self._inspector.get_view_names()}
+        except (sa.exc.DatabaseError, UnicodeDecodeError) as error:
             self.close()
             raise DamagedExportError(path, _first_line(error)) from error
 
@@ -96,7 +104,11 @@ class SqliteFile:
                 shutil.copyfile(source, copy.with_name(source.name))
             with closing(sqlite3.connect(copy)) as connection:
                 connection.execute("PRAGMA journal_mode=DELETE").fetchall()
-        except (OSError, sqlite3.DatabaseError) as error:
+        except OSError as error:
+            folder = Path(self._scratch.name).parent
+            self._scratch.cleanup()
+            raise StoreWriteError(folder, error.strerror or str(error)) from error
+        except sqlite3.DatabaseError as error:
             self._scratch.cleanup()
             raise DamagedExportError(
                 path, f"it has a log beside it that cannot be applied ({_first_line(error)})"
@@ -127,6 +139,8 @@ class SqliteFile:
 
     def has_table(self, table: str) -> bool:
         """Say whether a table exists, in any spelling of case."""
+        if table.lower() in self._views:
+            raise DamagedExportError(self.path, f"{table} is a view, and nsys makes tables")
         return table.lower() in self._names
 
     def columns(self, table: str) -> dict[str, str]:
@@ -134,14 +148,17 @@ class SqliteFile:
         key = table.lower()
         if key not in self.tables:
             name = self._names.get(key)
-            found = self._inspector.get_columns(name) if name else []
+            try:
+                found = self._inspector.get_columns(name) if name else []
+            except (sa.exc.DatabaseError, UnicodeDecodeError) as error:
+                raise DamagedExportError(self.path, _first_line(error)) from error
             self.tables[key] = {column["name"].lower(): column["name"] for column in found}
         return self.tables[key]
 
     def row_ranges(self, table: str, *, rows: int) -> list[tuple[int, int]]:
         """Cut a table into ranges of row ids, first and last inclusive, of about ``rows`` rows."""
         source = sa.table(self._names[table.lower()])
-        rowid: sa.ColumnElement[int] = sa.literal_column("rowid")
+        rowid = self._rowid(table)
         # SQLite finds one end at once, but scans the table when asked for both in one query.
         ends = [sa.select(end(rowid)).select_from(source) for end in (sa.func.min, sa.func.max)]
         first, last = (self._ask(query)[0][0] for query in ends)
@@ -156,6 +173,11 @@ class SqliteFile:
             row[0] for row in self._ask(sa.select(numbered.c.id).where(numbered.c.n % rows == 1))
         ]
         return [(at, after - 1) for at, after in pairwise([*cuts, last + 1])]
+
+    def _rowid(self, table: str) -> sa.ColumnElement[int]:
+        """Name the row id; a column may have taken one of its names."""
+        taken = self.columns(table)
+        return sa.literal_column(next(n for n in ("rowid", "_rowid_", "oid") if n not in taken))
 
     def _ask(self, query: sa.Executable) -> list[tuple[Any, ...]]:
         try:
@@ -206,7 +228,7 @@ class SqliteFile:
             for name, kind in columns.items()
             if name not in present
         )
-        return pl.DataFrame([_decoded(frame[name]) for name in columns]), lost
+        return pl.DataFrame([decoded(frame[name]) for name in columns]), lost
 
     def _query(
         self, table: str, columns: dict[str, CellType], between: tuple[int, int], *, tame: bool
@@ -225,7 +247,7 @@ class SqliteFile:
                 [sa.literal_column("0").label(_ROW_MARK)],
                 [sa.literal_column("0").label(_ROW_MARK)],
             )
-        rowid: sa.ColumnElement[int] = sa.literal_column("rowid")
+        rowid = self._rowid(table)
         rows = sa.select(*cells).select_from(source).where(rowid.between(*between))
         return _sql(sa.union_all(sa.select(*seed), rows))
 
@@ -249,8 +271,10 @@ class SqliteFile:
         for name, kind in columns.items():
             cell: sa.ColumnElement[Any] = sa.column(spelt[name.lower()])
             fits = sa.func.typeof(cell).in_(["null", *_CELL_TYPES[kind]])
-            counts.append(sa.func.coalesce(sa.func.sum(sa.not_(fits)), 0).label(name))
-        rowid: sa.ColumnElement[int] = sa.literal_column("rowid")
+            # Typed, or the sum of booleans would come back as a boolean.
+            n_misfits = sa.func.sum(sa.not_(fits), type_=sa.Integer)
+            counts.append(sa.func.coalesce(n_misfits, 0).label(name))
+        rowid = self._rowid(table)
         source = sa.table(self._names[table.lower()])
         query = sa.select(*counts).select_from(source).where(rowid.between(*between))
         found = self._ask(query)[0]
@@ -294,7 +318,7 @@ def _sql(statement: sa.CompoundSelect[Any]) -> str:
     return str(statement.compile(dialect=sqlite_dialect(), compile_kwargs={"literal_binds": True}))
 
 
-def _decoded(column: pl.Series) -> pl.Series:
+def decoded(column: pl.Series) -> pl.Series:
     """Bytes to text. A cast is all or nothing, so bytes that are not UTF-8 take the slow way."""
     if column.dtype != pl.Binary:
         return column

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import json
 import os
+import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -22,24 +25,26 @@ from typing import Any, Final
 import polars as pl
 
 import nsan
-from nsan.errors import NotAStoreError, OutputExistsError, StoreWriteError
+from nsan.errors import (
+    NotAStoreError,
+    OutputExistsError,
+    PlaceTakenError,
+    StoreWriteError,
+    UsageError,
+)
 from nsan.info import TraceInfo
 from nsan.io.manifest import MANIFEST, STORE_FORMAT, Fingerprint, is_store, read_manifest
+from nsan.io.tidy import undisturbed
 from nsan.schema import TABLES
 from nsan.trace import Trace
 
 ROWS_PER_PART: Final = 1 << 19
 _BUILDING: Final = ".importing-"
-_SORT_KEYS: Final = {
-    "gpu_faults": ("start_ns", "end_ns", "va"),
-    "cpu_faults": ("start_ns", "va"),
-    "migrations": ("start_ns", "end_ns", "va"),
-    "copies": ("start_ns", "end_ns", "correlation_id"),
-    "memsets": ("start_ns", "end_ns", "correlation_id"),
-    "kernels": ("start_ns", "end_ns", "correlation_id"),
-    "api_calls": ("start_ns", "end_ns", "correlation_id"),
-}
-"""Order of event tables; context tables come in their order."""
+_BY_START: Final = frozenset(
+    name for name, table in TABLES.items() if {"start_ns", "pid"} <= table.schema.keys()
+) - {"nvtx_ranges", "nvtx_marks"}
+"""Event tables, which are sorted by start; rows that start together keep the order of the source.
+Context tables come in their order."""
 
 
 @dataclass
@@ -60,18 +65,21 @@ class StoreWriter:
         The folder under construction.
     rows_per_part : int
         Most rows of one part.
+    token : str
+        Part of every file name; drawn at random.
     """
 
     folder: Path
     rows_per_part: int = ROWS_PER_PART
+    token: str = field(default_factory=lambda: secrets.token_hex(4))
     _parts: dict[str, dict[int, _Part]] = field(default_factory=dict)
 
     def add(self, table: str, number: int, frame: pl.DataFrame) -> None:
         """Write rows of a table as the part of a number, sorted; threads may call it side by side."""
         if frame.is_empty():
             return
-        if table in _SORT_KEYS:
-            frame = _sorted(frame, _SORT_KEYS[table])
+        if table in _BY_START:
+            frame = _sorted(frame)
         part = self._write(table, f"raw-{number:07}.parquet", frame)
         self._parts.setdefault(table, {})[number] = part
 
@@ -79,7 +87,7 @@ class StoreWriter:
         target = self.folder / table / name
         target.parent.mkdir(exist_ok=True)
         frame.write_parquet(target, compression="lz4", statistics=True)
-        if table not in _SORT_KEYS:
+        if table not in _BY_START:
             return _Part(target, frame.height, None, None)
         starts = frame["start_ns"]
         # Rows without a start are last; their part must come last too.
@@ -91,11 +99,13 @@ class StoreWriter:
         described = {}
         for table in TABLES:
             parts = [part for _, part in sorted(self._parts.get(table, {}).items())]
-            if table in _SORT_KEYS and not _ascending(parts):
+            if table in _BY_START and not _ascending(parts):
                 parts = self._sort_again(table, parts)
             files = []
             for number, part in enumerate(parts):
-                file = part.file.rename(part.file.with_name(f"{number:05}.parquet"))
+                # A name of its own: a trace that is still open must not read a later store's rows.
+                name = f"{number:05}-{self.token}.parquet"
+                file = part.file.rename(part.file.with_name(name))
                 files.append({"name": file.name, "bytes": file.stat().st_size})
             described[table] = {"n_rows": sum(part.n_rows for part in parts), "parts": files}
         return described
@@ -116,7 +126,7 @@ class StoreWriter:
         cuts = sorted({sample[i] for i in at} - {sample.min()}) if len(sample) else []
         done = []
         for number, inside in enumerate(_stretches(cuts)):
-            frame = _sorted(rows.filter(inside).collect(), _SORT_KEYS[table])
+            frame = _sorted(rows.filter(inside).collect())
             if frame.height:
                 done.append(self._write(table, f"sorted-{number:05}.parquet", frame))
         for part in parts:
@@ -147,11 +157,11 @@ class StoreWriter:
         (self.folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
-def _sorted(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
+def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
     # Most exports are in order already, and a check is cheaper than a sort.
     starts = frame["start_ns"]
-    ordered = not starts.null_count() and starts.is_sorted() and starts.n_unique() == frame.height
-    return frame if ordered else frame.sort(keys, nulls_last=True, maintain_order=True)
+    ordered = not starts.null_count() and starts.is_sorted()
+    return frame if ordered else frame.sort("start_ns", nulls_last=True, maintain_order=True)
 
 
 def _stretches(cuts: list[int]) -> Iterator[pl.Expr]:
@@ -194,21 +204,33 @@ def building(place: Path) -> Iterator[StoreWriter]:
         If the folder cannot be written: no permission, no space. Nothing is left behind.
     """
     folder: Path | None = None
+    _check_name(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         _sweep(place)
-        prefix = f".{place.name}{_BUILDING}{os.getpid()}-"
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
+        prefix = f".{place.name}{_BUILDING}{_here()}-{os.getpid()}-"
+        with undisturbed():
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
         folder.chmod(0o777 & ~_umask())
         yield StoreWriter(folder)
-        _put(folder, place)
+        with undisturbed():
+            _put(folder, place)
     except (OSError, pl.exceptions.ComputeError) as error:
         if isinstance(error, OSError) or _is_full(error):
             raise StoreWriteError(place.parent, _reason(error)) from error
         raise
     finally:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            with undisturbed():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_name(place: Path) -> None:
+    try:
+        os.fspath(place).encode()
+    except UnicodeEncodeError as error:
+        msg = f"The place of a store must be named in UTF-8, and {place!r} is not."
+        raise UsageError(msg) from error
 
 
 def _umask() -> int:
@@ -229,11 +251,20 @@ def _reason(error: Exception) -> str:
 
 def _sweep(place: Path) -> None:
     """Remove what a killed import left beside this place: folders of processes that are gone."""
-    prefix = f".{place.name}{_BUILDING}"
+    prefix = f".{place.name}{_BUILDING}{_here()}-"
     for left in place.parent.glob(f"{_escaped(prefix)}*"):
         pid = left.name.removeprefix(prefix).split("-")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _here() -> str:
+    """Name this machine and its process numbers: elsewhere the same number is another process."""
+    try:
+        space = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        space = ""
+    return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:8]
 
 
 def _escaped(name: str) -> str:
@@ -269,16 +300,18 @@ def check_place(place: Path, *, overwrite: bool) -> None:
     Raises
     ------
     OutputExistsError
-        If the place is a file or a folder that is not a store, or, without ``overwrite``, a store.
+        If the place holds a store, and ``overwrite`` is not given.
+    PlaceTakenError
+        If the place is a file, or a folder that is not a store.
     """
     if is_store(place):
         if not overwrite:
             raise OutputExistsError(place, "holds a store of another source")
     elif place.is_dir():
         if any(place.iterdir()):
-            raise OutputExistsError(place, "is a folder with other files, not a store")
+            raise PlaceTakenError(place, "is a folder with other files, not a store")
     elif place.exists():
-        raise OutputExistsError(place, "is a file, and a store is a folder")
+        raise PlaceTakenError(place, "is a file, and a store is a folder")
 
 
 def open_store(folder: Path, manifest: dict[str, Any] | None = None) -> Trace:
@@ -306,7 +339,7 @@ def _trace(
     for name, table in TABLES.items():
         files = [folder / name / part["name"] for part in tables[name]["parts"]]
         frame = pl.scan_parquet(files, glob=False) if files else table.empty()
-        if name in _SORT_KEYS and files:
+        if name in _BY_START and files:
             frame = frame.set_sorted("start_ns", nulls_last=True)
         frames[name] = table.validate(frame)
     return Trace(**frames, info=info, capture_totals=totals)

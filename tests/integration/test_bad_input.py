@@ -19,11 +19,12 @@ from pathlib import Path
 import exports as x
 import pytest
 from conftest import SOAK
+from fake_nsys import fake
 
 import nsan
 from nsan.cli import main
 from nsan.errors import BrokenStoreError
-from nsan.io.manifest import default_store, read_manifest
+from nsan.io.manifest import STORE_FORMAT, default_store, fingerprint, read_manifest
 
 BYTES = 4096
 
@@ -46,6 +47,10 @@ def contents(folder):
         )
         for path in sorted(folder.rglob("*"))
     }
+
+
+def store_at(path):
+    return default_store(path, fingerprint(path))
 
 
 def cached(tmp_path):
@@ -90,18 +95,22 @@ def make(path, raw):
 NOT_EXPORTS = {
     "text": ("a.sqlite", b"start,end,bytes\n" * 99, "not a SQLite database", "nsys export"),
     "short text": ("a.sqlite", b"x", "not a SQLite database", "nsys export"),
-    "empty": ("a.sqlite", b"", "an empty file", "export it again"),
+    "empty": ("a.sqlite", b"", "an empty file", "do it again"),
     "gzip": ("a.sqlite.gz", gzip.compress(b"SQLite"), "gzip data", "gunzip"),
     "zip": ("a.zip", b"PK\x03\x04" + bytes(99), "a zip archive", "Unpack"),
-    "report": ("a.nsys-rep", b"\x00\x01report" * 99, "an nsys report", "nsys export --type sqlite"),
-    "old report": ("a.qdrep", b"\x00\x01report" * 99, "an nsys report", "nsys export"),
-    "parquet": ("a.parquet", b"PAR1" + bytes(99), "a Parquet file", "nsys export"),
+    "report": ("a.nsys-rep", b"\x00\x01report" * 99, "is not an nsys report", "nsys profile"),
+    "old report": ("a.qdrep", b"\x00\x01report" * 99, "is not an nsys report", "nsys profile"),
+    "parquet": ("a.parquet", b"PAR1" + bytes(99), "one Parquet file", "folder of the whole"),
     "pickle": ("a.pickle", b"\x80\x04" + bytes(99), "a pickle", "nsys export"),
 }
 
 
 @pytest.mark.parametrize("case", NOT_EXPORTS)
-def test_what_is_not_a_database_is_named_with_the_way_out(case, inputs, refused):
+def test_what_is_not_a_capture_is_named_with_the_way_out(
+    case, inputs, refused, tmp_path, monkeypatch
+):
+    says = "Exportation error: Version tag is not found in the stream."
+    monkeypatch.setenv("NSYS", str(fake(tmp_path / "nsys", status=1, says=says).program))
     name, raw, what, way_out = NOT_EXPORTS[case]
     message = refused(make(inputs / name, raw))
     assert what in message
@@ -162,8 +171,8 @@ def test_a_missing_path_is_named(inputs, refused):
     assert list(inputs.iterdir()) == []
 
 
-def test_a_folder_without_a_store_is_refused(inputs, refused):
-    good(inputs / "a.sqlite")
+def test_a_folder_without_a_store_or_a_capture_is_refused(inputs, refused):
+    (inputs / "a.txt").write_text("nothing of nsys")
     assert "not an nsan store" in refused(inputs)
 
 
@@ -358,7 +367,7 @@ def test_an_unfinished_transaction_is_rolled_back_on_a_copy(inputs):
 
 def test_a_store_is_used_again_while_its_source_is_unchanged(inputs):
     path = good(inputs / "a.sqlite")
-    manifest = default_store(path) / "manifest.json"
+    manifest = store_at(path) / "manifest.json"
     nsan.summary(path)
     made = manifest.stat()
     assert migrated(path) == 3 * BYTES
@@ -407,10 +416,12 @@ DAMAGES = {
     "the manifest is empty": lambda store: (store / "manifest.json").write_text(""),
     "the manifest is a list": lambda store: (store / "manifest.json").write_text("[1]"),
     "the manifest lacks its tables": lambda store: (store / "manifest.json").write_text(
-        '{"store_format": 1}'
+        f'{{"store_format": {STORE_FORMAT}}}'
     ),
     "the manifest is of another format": lambda store: (store / "manifest.json").write_text(
-        (store / "manifest.json").read_text().replace('"store_format": 1', '"store_format": 999')
+        (store / "manifest.json")
+        .read_text()
+        .replace(f'"store_format": {STORE_FORMAT}', '"store_format": 999')
     ),
     "the totals are gone": lambda store: _edit(store, lambda m: m.pop("totals")),
 }
@@ -437,13 +448,13 @@ def test_a_damaged_store_says_how_to_make_it_again(damage, inputs, tmp_path, cap
 def test_a_damaged_store_in_the_cache_is_made_again(damage, inputs, tmp_path, capsys):
     path = good(inputs / "a.sqlite")
     nsan.summary(path)
-    DAMAGES[damage](default_store(path))
+    DAMAGES[damage](store_at(path))
     assert main(["summary", str(path), "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["migrations"]["bytes"] == 3 * BYTES
     assert "Traceback" not in err
     assert nsan.open_trace(path).migrations.collect().height == 3
-    assert cached(tmp_path) == [default_store(path).name]
+    assert cached(tmp_path) == [store_at(path).name]
 
 
 def test_a_store_whose_manifest_lacks_a_table_is_named_broken(inputs, tmp_path):
@@ -463,7 +474,7 @@ def test_a_damaged_store_is_made_again_with_the_named_option(inputs, tmp_path, c
 
 
 @pytest.mark.parametrize("what", ["folder", "file", "store"])
-def test_an_import_over_something_else_names_the_option(what, inputs, tmp_path, capsys):
+def test_an_import_over_something_else_names_the_way_out(what, inputs, tmp_path, capsys):
     place = tmp_path / "place"
     if what == "file":
         place.write_text("mine")
@@ -476,7 +487,8 @@ def test_an_import_over_something_else_names_the_option(what, inputs, tmp_path, 
     path = good(inputs / "a.sqlite")
     assert main(["import", str(path), "-o", str(place)]) == 1
     err = capsys.readouterr().err
-    assert "--force-overwrite" in err
+    way_out = "--force-overwrite" if what == "store" else "another place"
+    assert way_out in err
     assert {k: v for k, v in contents(tmp_path).items() if "inputs" not in k} == {
         k: v for k, v in before.items() if "inputs" not in k
     }
@@ -538,7 +550,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing_behind(
     monkeypatch.setenv("NSAN_CACHE_DIR", str(small_disk))
     path = good(inputs / "a.sqlite")
     assert migrated(path) == 3 * BYTES
-    store = default_store(path)
+    store = store_at(path)
     old = contents(store)
     # Incompressible, so that the new store cannot fit.
     export = x.Export().add(
@@ -690,7 +702,7 @@ def test_two_summaries_of_a_new_file_at_once_both_succeed(big_inputs, tmp_path):
     texts = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert [json.loads(text)["migrations"]["bytes"] for text in texts] == [N_BIG * BYTES] * 2
-    assert cached(tmp_path) == [default_store(big_inputs[0]).name]
+    assert cached(tmp_path) == [store_at(big_inputs[0]).name]
 
 
 def test_a_store_names_its_source_and_every_part(inputs, tmp_path):

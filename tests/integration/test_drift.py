@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 
 import nsan
 from nsan.io import nsys_context, nsys_tables, store
-from nsan.io.manifest import default_store, read_manifest
+from nsan.io.manifest import default_store, fingerprint, read_manifest
 from nsan.io.nsys_sqlite import NsysExport
 from nsan.schema import TABLES
 
@@ -586,7 +586,7 @@ def test_the_order_of_rows_does_not_matter(seed, without_start, tmp_path, monkey
     path = export.write(tmp_path / "shuffled.sqlite")
     trace = nsan.open_trace(path)
 
-    manifest = read_manifest(default_store(path))
+    manifest = read_manifest(default_store(path, fingerprint(path)))
     assert all(len(manifest["tables"][name]["parts"]) > 1 for name in ("migrations", "gpu_faults"))
     for name in TABLES:
         got, right = getattr(trace, name).collect(), getattr(ordered, name).collect()

@@ -134,6 +134,9 @@ def test_all_eight_exports_are_here():
 def test_migrations_equal_sql(name, opened):
     path, summary, _ = opened(name)
     ours = summary["migrations"]
+    if name == WSL:  # nsys says that it could not trace them: not 0, but unknown
+        assert set(ours.values()) == {None}
+        return
     rows = select(
         path, MEMCPY, "bytes", "copyKind", "migrationCause", "virtualAddress", where=is_um()
     )
@@ -157,6 +160,9 @@ def test_migrations_equal_sql(name, opened):
 @every_export
 def test_groups_of_migrations_equal_sql(name, opened):
     path, summary, _ = opened(name)
+    if name == WSL:
+        assert summary["migrations"]["groups"] is None
+        return
     rows = (
         ask(
             path,
@@ -440,7 +446,8 @@ KINDS = ("gpu_faults", "cpu_faults", "migrations", "allocations", "nvtx", "kerne
         (SAXPY, (UNKNOWN, UNKNOWN, YES, UNKNOWN, YES, YES)),
         (REDUCED, (UNKNOWN, UNKNOWN, YES, UNKNOWN, UNKNOWN, YES)),
         # The option of CUDA trace says false; its events are there all the same.
-        (WSL, (NO, NO, YES, NO, YES, YES)),
+        # ... and nsys says in a message that it cannot trace Unified Memory there.
+        (WSL, (NO, NO, NO, NO, YES, YES)),
         (LAZY, (NO, NO, YES, NO, NO, YES)),
         (NONLAZY, (NO, NO, YES, NO, NO, YES)),
     ],
@@ -479,6 +486,9 @@ def test_faults_that_are_not_there_come_with_the_switch_that_records_them(
     name, opened, nsan_command
 ):
     _, text, _ = nsan_command("faults", "-q", opened(name)[0])
+    if name == WSL:  # no switch helps there
+        assert text.count("could not trace Unified Memory on this platform") == 2
+        return
     assert "--cuda-um-gpu-page-faults=true" in text
     assert "--cuda-um-cpu-page-faults=true" in text
     assert ("not recorded" in text) == (name not in (SAXPY, REDUCED))

@@ -318,7 +318,8 @@ def test_rows_that_are_driver_batches_are_in_order(health_of):
     )
     assert found["fault_rows"] == (
         "ok",
-        "All 2 GPU fault rows fit one driver batch each, with 3 copies.",
+        "All 2 GPU fault rows fit one driver batch each, with 3 copies. "
+        "Full for certain (256 entries, nearly or quite): 1.",
     )
 
 
@@ -463,7 +464,7 @@ def said(severity, text):
 @pytest.mark.parametrize(
     ("severity", "text", "told"),
     [
-        (3, "Something went wrong.", True),
+        (3, "CUDA tracing went wrong.", True),
         (2, "Some CUDA events were lost.", True),
         (2, "Unified Memory cannot be traced here.", True),
         (2, "The weather is fine.", False),

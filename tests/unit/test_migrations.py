@@ -127,7 +127,7 @@ def test_explicit_copies_are_not_migrations(summary_of, tmp_path):
     )
     got = summary_of(export)
     assert (got["migrations"]["n"], got["migrations"]["bytes"]) == (1, 4096)
-    copies = nsan.open_trace(tmp_path / "built.sqlite").copies.collect()
+    copies = nsan.open_trace(tmp_path / "built-0.sqlite").copies.collect()
     assert copies.select("kind", "kind_id", "bytes").rows() == [
         ("htod", 1, 1_000_000),
         ("dtoh", 2, 2_000_000),

@@ -66,13 +66,13 @@ def test_each_way_and_cause_has_its_sentence(direction, cause, sentence):
 
 def test_busy_time_is_a_share_of_the_capture():
     got = reading(document(("dtod", "user", 1), busy=250_000, span=1_000_000))
-    assert got[-1] == "Migrations were in flight for 250.000 us, 25.0% of the capture."
+    assert got[-1] == "Migrations were in flight for 250.000 us, 25.0% of the capture (derived)."
 
 
 def test_busy_time_of_several_gpus_is_a_share_of_gpu_time():
     got = reading(document(("dtod", "user", 1), busy=500_000, span=1_000_000, gpus=(0, 1)))
     assert got[-1] == (
-        "Migrations were in flight for 500.000 us, 25.0% of GPU time in the capture (2 GPUs)."
+        "Migrations were in flight for 500.000 us, 25.0% of GPU time in the capture (2 GPUs) (derived)."
     )
 
 
