@@ -115,15 +115,16 @@ def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
 
 def _health_figures(trace: Trace) -> dict[str, pl.LazyFrame]:
     devices = trace.devices.collect()
+    mixed = devices.height > 1 or trace.processes.collect().height > 1
     faults_, copies, kernels = (
         _on_gpus(frame, devices) for frame in (trace.gpu_faults, trace.migrations, trace.kernels)
     )
     return {
         "migration figures": health.migration_figures(trace.migrations),
-        "push figures": health.push_figures(trace.migrations),
-        "fault figures": health.fault_figures(faults_),
-        "batch figures": health.batch_figures(faults_, copies),
-        "clock figures": health.clock_figures(faults_, kernels),
+        "push figures": health.push_figures(trace.migrations, mixed=mixed),
+        "fault figures": health.fault_figures(faults_, mixed=mixed),
+        "batch figures": health.batch_figures(faults_, copies, mixed=mixed),
+        "clock figures": health.clock_figures(faults_, kernels, mixed=mixed),
     }
 
 

@@ -59,7 +59,7 @@ def migration_figures(migrations: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def push_figures(migrations: pl.LazyFrame) -> pl.LazyFrame:
+def push_figures(migrations: pl.LazyFrame, *, mixed: bool = True) -> pl.LazyFrame:
     """Count pushes, and those to a GPU that the prefetcher began without a fault.
 
     A push is one block service: copies chained end to start in one VA block and direction. The
@@ -69,7 +69,10 @@ def push_figures(migrations: pl.LazyFrame) -> pl.LazyFrame:
     Parameters
     ----------
     migrations : LazyFrame, ``MIGRATIONS``
-        One row per migration.
+        One row per migration, sorted by start.
+    mixed : bool, default True
+        Rows of several GPUs or processes may stand between each other; without it they are compared
+        as they come, which is faster.
 
     Returns
     -------
@@ -86,7 +89,7 @@ def push_figures(migrations: pl.LazyFrame) -> pl.LazyFrame:
     chained = (pl.col("start_ns") - pl.col("end_ns").shift(1)).is_in(PUSH_GAPS_NS)
     pushes = (
         migrations.filter(pl.col("start_ns").is_not_null() & pl.col("va").is_not_null())
-        .sort(["device_id", "pid", "start_ns", "end_ns"])
+        .sort(["device_id", "pid", "start_ns"] if mixed else ["start_ns"], maintain_order=mixed)
         .with_columns(_push=(same & chained).fill_null(value=False).not_().cum_sum())
         .group_by("_push")
         .agg(
@@ -99,13 +102,16 @@ def push_figures(migrations: pl.LazyFrame) -> pl.LazyFrame:
     return pushes.select(n_pushes=pl.len().cast(pl.Int64), n_headless_pushes=_n(headless))
 
 
-def fault_figures(gpu_faults: pl.LazyFrame) -> pl.LazyFrame:
+def fault_figures(gpu_faults: pl.LazyFrame, *, mixed: bool = True) -> pl.LazyFrame:
     """Count GPU fault rows that are not what a row of one driver batch must be.
 
     Parameters
     ----------
     gpu_faults : LazyFrame, ``GPU_FAULTS``
         Rows of the fault table, sorted by start.
+    mixed : bool, default True
+        Rows of several GPUs or processes may stand between each other; without it they are compared
+        as they come, which is faster.
 
     Returns
     -------
@@ -116,7 +122,9 @@ def fault_figures(gpu_faults: pl.LazyFrame) -> pl.LazyFrame:
         256, the only visible saturation); ``n_other_access``.
     """
     count, end = pl.col("n_page_faults"), pl.col("end_ns")
-    before, after = end.shift(1).over("device_id"), end.shift(-1).over("device_id")
+    before, after = end.shift(1), end.shift(-1)
+    if mixed:
+        before, after = before.over("device_id"), after.over("device_id")
     return gpu_faults.select(
         n=pl.len().cast(pl.Int64),
         n_shared_ends=_n(((end == before) | (end == after)).fill_null(value=False)),
@@ -127,7 +135,9 @@ def fault_figures(gpu_faults: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def batch_figures(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
+def batch_figures(
+    gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame, *, mixed: bool = True
+) -> pl.LazyFrame:
     """Check fault rows against the copies that answered them.
 
     A fault-caused copy to the GPU belongs to the first row whose `end` is not before its start;
@@ -139,6 +149,9 @@ def batch_figures(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
         One row per driver batch.
     migrations : LazyFrame, ``MIGRATIONS``
         One row per migration.
+    mixed : bool, default True
+        Rows of several GPUs or processes may stand between each other; without it they are compared
+        as they come, which is faster.
 
     Returns
     -------
@@ -159,16 +172,18 @@ def batch_figures(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
             rows,
             left_on="start_ns",
             right_on="row_end",
-            by="device_id",
+            by="device_id" if mixed else None,
             strategy="forward",
             coalesce=False,
             check_sortedness=False,
         )
         .with_columns(inside=(pl.col("end_ns") <= pl.col("row_end")).fill_null(value=False))
     )
-    inside, batch = pl.col("inside"), ["device_id", "row_end"]
+    inside, batch = pl.col("inside"), ["device_id", "row_end"] if mixed else ["row_end"]
     same_batch = pl.all_horizontal(pl.col(key).eq_missing(pl.col(key).shift(1)) for key in batch)
-    ordered = copies.sort("device_id", "start_ns", maintain_order=True).select(
+    ordered = (
+        copies.sort("device_id", "start_ns", maintain_order=True) if mixed else copies
+    ).select(
         n_copies=pl.len().cast(pl.Int64),
         n_copies_outside=_n(inside.not_()),
         n_descending=_n(inside & same_batch & (pl.col("va") < pl.col("va").shift(1))),
@@ -178,7 +193,9 @@ def batch_figures(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
     return pl.concat([ordered, above], how="horizontal")
 
 
-def clock_figures(gpu_faults: pl.LazyFrame, kernels: pl.LazyFrame) -> pl.LazyFrame:
+def clock_figures(
+    gpu_faults: pl.LazyFrame, kernels: pl.LazyFrame, *, mixed: bool = True
+) -> pl.LazyFrame:
     """Measure how far kernels' times run behind the GPU clock of faults.
 
     Parameters
@@ -187,6 +204,9 @@ def clock_figures(gpu_faults: pl.LazyFrame, kernels: pl.LazyFrame) -> pl.LazyFra
         One row per driver batch.
     kernels : LazyFrame, ``KERNELS``
         One row per kernel.
+    mixed : bool, default True
+        Rows of several GPUs or processes may stand between each other; without it they are compared
+        as they come, which is faster.
 
     Returns
     -------
@@ -195,29 +215,30 @@ def clock_figures(gpu_faults: pl.LazyFrame, kernels: pl.LazyFrame) -> pl.LazyFra
         ``kernel_lag_ns`` (Int64, ns; the largest time by which such a row precedes the next kernel
         of its GPU, up to 100 us; null where none does).
     """
+    apart = ["device_id"] if mixed else []
+    reach = pl.col("end_ns").cum_max()
+    reach = reach.over(apart) if mixed else reach
     spans = (
-        kernels.select("device_id", "start_ns", "end_ns")
+        kernels.select(*apart, "start_ns", "end_ns")
         .drop_nulls()
         .sort("start_ns")
-        .with_columns(
-            reach=pl.col("end_ns").cum_max().over("device_id"), kernel_ns=pl.col("start_ns")
-        )
+        .with_columns(reach=reach, kernel_ns=pl.col("start_ns"))
     )
-    faults = gpu_faults.select("device_id", "start_ns").drop_nulls().sort("start_ns")
+    faults = gpu_faults.select(*apart, "start_ns").drop_nulls().sort("start_ns")
     outside = (
         faults.join_asof(
-            spans.select("device_id", "start_ns", "reach"),
+            spans.select(*apart, "start_ns", "reach"),
             on="start_ns",
-            by="device_id",
+            by=apart or None,
             check_sortedness=False,
         )
         .filter((pl.col("reach") > pl.col("start_ns")).fill_null(value=False).not_())
         .drop("reach")
         .sort("start_ns")
         .join_asof(
-            spans.select("device_id", "start_ns", "kernel_ns"),
+            spans.select(*apart, "start_ns", "kernel_ns"),
             on="start_ns",
-            by="device_id",
+            by=apart or None,
             strategy="forward",
             check_sortedness=False,
         )
