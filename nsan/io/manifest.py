@@ -222,8 +222,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_parts(folder: Path, manifest: dict[str, Any]) -> None:
-    for key in ("nsan_version", "source"):
-        manifest[key]
+    Fingerprint(**manifest["source"])
+    manifest["nsan_version"]
     TraceInfo.from_dict(manifest["info"])
     for key in TOTALS_KEYS:
         manifest["totals"][key]
