@@ -66,12 +66,17 @@ def _vendor() -> tuple[Path, Path] | None:
     return (script, target / "python" / "lib") if script.is_file() else None
 
 
-def _measure(folder: Path, *, faults: int, migrations: int, kernels: int) -> list[tuple[str, ...]]:
-    export = write(folder / "bench.sqlite", faults=faults, migrations=migrations, kernels=kernels)
+def _environment(folder: Path) -> dict[str, str]:
     env = os.environ | {"NSAN_CACHE_DIR": str(folder / "cache")}
     # As on a user's machine: modules are compiled once. Some machines switch that off.
     env["PYTHONPYCACHEPREFIX"] = str(folder / "pycache")
     env.pop("PYTHONDONTWRITEBYTECODE", None)
+    return env
+
+
+def _measure(folder: Path, *, faults: int, migrations: int, kernels: int) -> list[tuple[str, ...]]:
+    export = write(folder / "bench.sqlite", faults=faults, migrations=migrations, kernels=kernels)
+    env = _environment(folder)
     nsan = [sys.executable, "-m", "nsan"]
     rows: list[tuple[str, ...]] = []
 
@@ -119,11 +124,31 @@ def _measure(folder: Path, *, faults: int, migrations: int, kernels: int) -> lis
     return rows
 
 
+def _scaling(folder: Path) -> list[tuple[str, ...]]:
+    """Import ten times the rows: the cost must be linear in them."""
+    env = _environment(folder)
+    times = {}
+    for millions in (1, 10):
+        rows = millions * 1_000_000
+        size = {"faults": rows * 5 // 7, "migrations": rows * 2 // 7, "kernels": rows // 70}
+        export = write(folder / f"scaling-{millions}.sqlite", **size)
+        command = [sys.executable, "-m", "nsan", "import", "-q", "--force-overwrite", str(export)]
+        times[millions] = _seconds(command, env=env, repeat=3 if millions == 1 else 1)
+        export.unlink()
+    ratio = f"{times[10] / times[1]:.3g}"
+    return [
+        ("import, 10 M rows", f"{times[10]:.3f} s", "1 M rows", f"{times[1]:.3f} s", ratio, "10.5")
+    ]
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--large", action="store_true", help="5 M faults, 2 M migrations, 100 k kernels"
+    )
+    parser.add_argument(
+        "--scaling", action="store_true", help="also 1 M against 10 M rows; takes some minutes"
     )
     args = parser.parse_args()
     size = (
@@ -133,6 +158,8 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory(prefix="nsan-bench-") as folder:
         rows = _measure(Path(folder), **size)
+        if args.scaling:
+            rows += _scaling(Path(folder))
     print(", ".join(f"{n:,} {what}" for what, n in size.items()))
     print()
     head = ("what", "time", "reference", "its time", "ratio", "aim")

@@ -181,8 +181,18 @@ def _on_gpus(rows: pl.LazyFrame, devices: pl.DataFrame) -> pl.LazyFrame:
     mapped = devices.drop_nulls(["pid", "gpu_id"]).select("pid", "device_id", _gpu="gpu_id")
     if mapped.is_empty():
         return rows
+    # A row without a process is on the GPU that every process calls so, if they agree.
+    agreed = (
+        mapped.group_by("device_id")
+        .agg(pl.col("_gpu").n_unique().alias("_n"), pl.col("_gpu").first())
+        .filter(pl.col("_n") == 1)
+        .select("device_id", "_gpu", pid=pl.lit(None, pl.UInt32))
+    )
+    known = pl.concat([mapped, agreed.select(mapped.columns)]).lazy()
     # In order: what follows compares neighbours.
-    joined = rows.join(mapped.lazy(), on=["pid", "device_id"], how="left", maintain_order="left")
+    joined = rows.join(
+        known, on=["pid", "device_id"], how="left", nulls_equal=True, maintain_order="left"
+    )
     # Ordinals that the export does not map stay apart from the numbers of mapped GPUs.
     unmapped = -1 - pl.col("device_id")
     return joined.with_columns(device_id=pl.coalesce("_gpu", unmapped)).drop("_gpu")

@@ -43,8 +43,11 @@ _BUILDING: Final = ".importing-"
 _BY_START: Final = frozenset(
     name for name, table in TABLES.items() if {"start_ns", "pid"} <= table.schema.keys()
 ) - {"nvtx_ranges", "nvtx_marks"}
-"""Event tables, which are sorted by start; rows that start together keep the order of the source.
-Context tables come in their order."""
+"""Event tables, which are sorted by start. Context tables come in their order."""
+
+_TIE_BREAKS: Final = ("sequence", "end_ns", "device_id", "pid", "va", "bytes", "correlation_id")
+"""What orders rows that start together: their own order where the source has one, else their values,
+so that the order of an export's rows never shows."""
 
 
 @dataclass
@@ -160,8 +163,10 @@ class StoreWriter:
 def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
     # Most exports are in order already, and a check is cheaper than a sort.
     starts = frame["start_ns"]
-    ordered = not starts.null_count() and starts.is_sorted()
-    return frame if ordered else frame.sort("start_ns", nulls_last=True, maintain_order=True)
+    if not starts.null_count() and starts.is_sorted() and starts.n_unique() == frame.height:
+        return frame
+    keys = ["start_ns", *(key for key in _TIE_BREAKS if key in frame.columns)]
+    return frame.sort(keys, nulls_last=True, maintain_order=True)
 
 
 def _stretches(cuts: list[int]) -> Iterator[pl.Expr]:
@@ -181,7 +186,7 @@ def _ascending(parts: list[_Part]) -> bool:
         return True
     if any(part.first is None or part.last is None for part in parts):
         return False
-    return all(a.last <= b.first for a, b in pairwise(parts))  # type: ignore[operator]
+    return all(a.last < b.first for a, b in pairwise(parts))  # type: ignore[operator]
 
 
 @contextlib.contextmanager
