@@ -224,7 +224,7 @@ class ProgramNotFoundError(UsageError):
     def __init__(self, program: str, reason: str | None = None) -> None:
         self.program = program
         super().__init__(
-            f"{program!r} cannot be run: {reason or 'no such program'}. "
+            f"{program!r} cannot be run: {reason or 'no such program, or not executable'}. "
             "Give a path, as ./program, or a program on PATH."
         )
 

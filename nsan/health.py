@@ -58,6 +58,7 @@ def checks(info: Mapping[str, Any], totals: Mapping[str, Any]) -> list[Check]:
     """
     found = [
         *_schema(info),
+        *_source(info),
         *_readable(info),
         *_recorded(info),
         *_gpus(info),
@@ -134,6 +135,11 @@ def _readable(info: Mapping[str, Any]) -> Iterator[Check]:
             "warn",
             f"{format_count(reversed_rows)} rows end before they start; they count with no length.",
         )
+
+
+def _source(info: Mapping[str, Any]) -> Iterator[Check]:
+    if info["warnings"]:
+        yield Check("source", "warn", " ".join(info["warnings"]))
 
 
 def _recorded(info: Mapping[str, Any]) -> Iterator[Check]:

@@ -50,6 +50,8 @@ class TraceInfo:
     """By table of the export: columns that nsan reads and that are not there."""
     shared_ordinals: list[int] = field(default_factory=list)
     """GPU ordinals that several processes use, where nothing says whether it is one GPU."""
+    warnings: list[str] = field(default_factory=list)
+    """Sentences about the source itself: not whole, not verified."""
     doubtful: list[str] = field(default_factory=list)
     """Figures that cannot be known here: span, busy, gpus, managed_allocations, managed_calls."""
 

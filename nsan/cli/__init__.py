@@ -111,7 +111,10 @@ def _with_command(arguments: list[str]) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    previous = signal.signal(signal.SIGTERM, _terminate)
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _terminate)
     try:
         status: int = args.run(args)
         if sys.stdout is not None:
@@ -130,7 +133,8 @@ def _run(args: argparse.Namespace) -> int:
         complain("interrupted; nothing half-written is left.")
         return 130
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     return status
 
 
@@ -139,6 +143,6 @@ def _abandon_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _terminate(_number: int, _frame: object) -> None:
+def _terminate(number: int, _frame: object) -> None:
     # Unwind, so that what is half-written is removed on the way out.
-    sys.exit(143)
+    sys.exit(128 + number)

@@ -2,7 +2,9 @@
 
 The program first runs once without nsys, for its unperturbed time: page-fault tracing can slow it by
 up to 70 %, so times are comparable only between traces made with the same switches. The report, and
-what is known about the run and the driver (NAME.nsan.json), are left beside each other.
+what is known about the run and the driver (NAME.nsan.json), are left beside each other. What the
+program and nsys say goes to stderr. Where standard input is a pipe there is no run without nsys, for
+it can be read once only.
 """
 
 from __future__ import annotations
@@ -79,13 +81,16 @@ def _default_name(program: str) -> Path:
 
 
 def _account(recording: Recording) -> str:
-    """Say where the report is, what recording cost, and whether the program ended well."""
-    recorded = format_time(recording.seconds_recorded * NS_PER_S)
-    parts = [f"recorded {recording.report} in {recorded}"]
-    if recording.seconds_alone:
-        times = recording.seconds_recorded / recording.seconds_alone
+    """Say where the report is, how long the program takes alone, and whether it ended well."""
+    whole = format_time(recording.seconds_nsys * NS_PER_S)
+    parts = [f"recorded {recording.report} (nsys took {whole} in all)"]
+    if recording.seconds_alone is None:
+        parts.append("the program's time without nsys was not measured")
+    else:
         alone = format_time(recording.seconds_alone * NS_PER_S)
-        parts.append(f"without nsys the program took {alone}, {times:.1f} times less")
+        parts.append(f"without nsys the program takes {alone}")
+    if recording.status_alone:
+        parts.append(f"it ended with status {recording.status_alone} there")
     if recording.status_recorded:
         parts.append(f"the program ended with status {recording.status_recorded}")
     return "; ".join(parts)

@@ -46,9 +46,11 @@ def report_database(report: Path) -> Iterator[SqliteFile]:
         If it cannot be exported; the message says what helps.
     """
     beside = report.with_suffix(".sqlite")
-    unused = _unfit(beside, report) if beside.is_file() else "there is none"
+    warnings: list[str] = []
+    unused = _unfit(beside, report, warnings) if beside.is_file() else "there is none"
     if not unused:
         with SqliteFile(beside) as database:
+            database.warning = " ".join(warnings)
             yield database
         return
     if not nsys_cli.programs():
@@ -120,15 +122,17 @@ def _exported(report: Path, output: Path, *, tables: str | None = None) -> Itera
         yield database
 
 
-def _unfit(export: Path, report: Path) -> str:
-    """Say why an export does not stand for a report; empty if it does."""
+def _unfit(export: Path, report: Path, warnings: list[str]) -> str:
+    """Say why an export does not stand for a report; empty if it does, with what to warn of."""
     try:
         if identify(export) != "sqlite":
             return "it is no database"
         if export.stat().st_mtime_ns < report.stat().st_mtime_ns:
             return "it is older than the report"
         with SqliteFile(export) as database:
-            return _foreign(database, report)
+            unfit = _foreign(database, report)
+            warnings.extend([database.warning] * bool(database.warning))
+            return unfit
     except NsanError as error:
         # The first line says what it is; the advice that follows is for another case.
         return str(error).splitlines()[0].rstrip(".").replace(f"{export.name} is", "it is", 1)
@@ -144,8 +148,15 @@ def _foreign(database: SqliteFile, report: Path) -> str:
     if named is not None and named != display_name(report):
         return f"it was made from {named}"
     started = _session_start_of(report)
-    if started is not None and started != _session_start(database):
-        return "it is of another recording"
+    if started is not None:
+        return "" if started == _session_start(database) else "it is of another recording"
+    if nsys_cli.programs():
+        # An nsys of 2022 cannot tell when a report began; it can export it whole.
+        return "it cannot be told to be of this recording"
+    database.warning = (
+        f"{database.path.name} beside the report was read: without nsys it could not be checked "
+        "that it is of this recording."
+    )
     return ""
 
 

@@ -36,7 +36,6 @@ _NSYS_MARKS: Final = (
     "NVTX_EVENTS",
     *(source.table for source in STREAMED),
 )
-_NVPROF_MARKS: Final = ("CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER", "StringTable")
 
 
 @dataclass
@@ -115,9 +114,6 @@ class NsysExport:
 
     def _check_kind(self) -> None:
         has = self.database.has_table
-        if all(has(mark) for mark in _NVPROF_MARKS):
-            what = "a database of nvprof or the Visual Profiler, not of Nsight Systems"
-            raise NotAnExportError(self.path, what)
         if not any(has(mark) for mark in _NSYS_MARKS):
             names = self.database.table_names
             listed = ", ".join(n if n.isprintable() else ascii(n) for n in names[:5]) + (
@@ -330,6 +326,7 @@ class NsysExport:
             losses=self.losses.cells,
             absent_columns=self.losses.absent,
             shared_ordinals=self._shared,
+            warnings=[text for text in [getattr(self.database, "warning", "")] if text],
             doubtful=self._doubtful(),
         )
 

@@ -31,6 +31,9 @@ _DRIVER_EVENTS: Final = {
     "[Unified Memory page throttle]": "throttling",
     "[Unified Memory remote map]": "remote_map",
 }
+UM_NAMES: Final = (_GPU_FAULTS, _CPU_FAULTS, *_DIRECTIONS, *_DRIVER_EVENTS)
+"""Names of the rows that are about Unified Memory."""
+
 _MEMSET: Final = "[CUDA memset]"
 _COPY: Final = r"^\[CUDA memcpy (\w+)\]$"
 _CORRELATION: Final = r"^(.*) \[(\d+)\]$"

@@ -26,14 +26,17 @@ from nsan.errors import DamagedExportError, NotAnExportError
 from nsan.info import Capture, TraceInfo
 from nsan.io.nsys_info import SWITCHES
 from nsan.io.nvprof_input import AGAIN, read_lines
-from nsan.io.nvprof_rows import COLUMNS, UNITS, BadCellError, Devices, parse
+from nsan.io.nvprof_rows import COLUMNS, UM_NAMES, UNITS, BadCellError, Devices, parse
 from nsan.io.nvprof_tables import typed
 from nsan.io.probe import display_name
 from nsan.io.source import Progress, Sink
+from nsan.units import format_count
 
 ROWS_PER_CHUNK: Final = 1 << 16
 _BYTES_PER_ROW: Final = 150
 _MOST_MESSAGES: Final = 1000
+_CUT_NAME: Final = 15
+_MOST_CHARACTERS: Final = 1 << 24
 _NEEDED: Final = ("Start", "Duration", "Device", "Name")
 
 _PID: Final = re.compile(r"==(\d+)== ")
@@ -42,6 +45,8 @@ _MESSAGE: Final = re.compile(r"==(?:(\d+)|=+)={1,2} (Warning|Error): (.*)")
 _ALLOCATION: Final = re.compile(
     r"in api range: 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})\b", re.IGNORECASE
 )
+_TIME: Final = re.compile(r"\d+(?:\.\d*)?(?:s|ms|us|ns)?$")
+_LEGEND: Final = "Regs: Number of registers"
 _GAP: Final = re.compile(r"\s{2,}")
 _UM_KINDS: Final = ("gpu_faults", "cpu_faults", "migrations")
 
@@ -68,6 +73,7 @@ class _Chunk:
     table: _Table
     rows: list[list[str]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
+    n_characters: int = 0
 
 
 class NvprofText:
@@ -91,6 +97,10 @@ class NvprofText:
         self._messages: list[tuple[int | None, str, str]] = []
         self._table_pids: list[int | None] = []
         self._is_exact = True
+        self._n_printed = 0  # traces in the text form, each of which ends with a legend
+        self._n_legends = 0
+        self._n_unknown = 0
+        self._contexts: set[tuple[str, str]] = set()
 
     def __enter__(self) -> NvprofText:
         return self
@@ -130,37 +140,39 @@ class NvprofText:
     def _chunks(self) -> Iterator[_Chunk]:
         chunk: _Chunk | None = None
         pid: int | None = None
+        within = False  # a blank line ends a trace, unless rows go on behind it
         for number, line in enumerate(read_lines(self.path), start=1):
             if result := _RESULT.search(line):
                 pid = int(result[1]) if result[1] else None
             if table := _head(line, pid):
                 if chunk and chunk.rows:
                     yield chunk
-                chunk = _Chunk(table)
+                chunk, within = _Chunk(table), True
                 self._note_table(table)
-            elif chunk and line.strip() and not line.startswith("=="):
-                if (
-                    _take(chunk, line, number, self.path)
-                    and len(chunk.rows) >= self._rows_per_chunk
-                ):
+            elif chunk and (within or _is_row(chunk.table, line)) and _is_content(line):
+                within = True
+                if _take(chunk, line, number, self.path) and self._is_full(chunk):
                     yield chunk
                     chunk = _Chunk(chunk.table)
             else:
                 self._note(line)
-                if chunk and not line.strip():
-                    if chunk.rows:
-                        yield chunk
-                    chunk = None
+                within = within and bool(line.strip())
         if chunk and chunk.rows:
             yield chunk
 
+    def _is_full(self, chunk: _Chunk) -> bool:
+        return len(chunk.rows) >= self._rows_per_chunk or chunk.n_characters >= _MOST_CHARACTERS
+
     def _note_table(self, table: _Table) -> None:
         self._table_pids.append(table.pid)
+        self._n_printed += not table.is_csv
         if table.pid is not None:
             self._pids.add(table.pid)
 
     def _note(self, line: str) -> None:
         """Take what a line outside a trace says."""
+        if line.startswith(_LEGEND):
+            self._n_legends += 1
         if found := _PID.search(line):
             self._pids.add(int(found[1]))
         if found := _ALLOCATION.search(line):
@@ -187,6 +199,7 @@ class NvprofText:
             pid=pl.lit(table.pid, pl.UInt32),
             sequence=pl.lit(None, pl.Int64) if table.is_exact else exact_order,
         )
+        self._watch(cells)
         try:
             return parse(cells, table.units, self._devices)
         except BadCellError as error:
@@ -194,6 +207,31 @@ class NvprofText:
             raise _broken(
                 self.path, line, f"its {error.column} is missing or unreadable"
             ) from error
+
+    def _watch(self, cells: pl.DataFrame) -> None:
+        """Count rows of kinds that are not known, and note which GPU each context is on."""
+        um = pl.col("name").str.starts_with("[Unified Memory ")
+        self._n_unknown += cells.filter(um & pl.col("name").is_in(UM_NAMES).not_()).height
+        if {"device", "context"} <= set(cells.columns):
+            pairs = cells.select("device", "context").drop_nulls().unique()
+            self._contexts.update(pairs.rows())
+
+    def _warnings(self) -> list[str]:
+        said = []
+        if self._n_legends < self._n_printed:
+            said.append("The trace does not end as nvprof ends one: rows may be missing.")
+        if self._n_unknown:
+            said.append(
+                f"{format_count(self._n_unknown)} Unified Memory rows are of a kind that nsan does "
+                "not know, and were not read."
+            )
+        cut = {name for name, _ in self._contexts if len(name) == _CUT_NAME}
+        if any(sum(name == one for name, _ in self._contexts) > 1 for one in cut):
+            said.append(
+                f"nvprof cuts GPU names to {_CUT_NAME} characters: several GPUs of one name would be "
+                "taken for one here."
+            )
+        return said
 
     def _context(self) -> dict[str, pl.DataFrame]:
         pids = sorted(self._pids)
@@ -232,6 +270,7 @@ class NvprofText:
             source=display_name(self.path),
             kind="nvprof-text",
             capture={kind: self._answer(kind) for kind in SWITCHES},
+            warnings=self._warnings(),
             doubtful=["managed_calls", *([] if comparable else ["busy", "span"])],
         )
 
@@ -291,7 +330,18 @@ def _take(chunk: _Chunk, line: str, number: int, path: Path) -> bool:
         raise _broken(path, number, f"it has {len(cells)} of {n_cells} columns")
     chunk.rows.append(cells)
     chunk.lines.append(number)
+    chunk.n_characters += len(line)
     return True
+
+
+def _is_content(line: str) -> bool:
+    return bool(line.strip()) and not line.startswith("==")
+
+
+def _is_row(table: _Table, line: str) -> bool:
+    """Say whether a line outside a trace is plainly a row of one."""
+    cells = _csv_cells(line) if table.is_csv else _GAP.split(line.strip(), len(table.heads) - 1)
+    return len(cells) == len(table.heads) and bool(_TIME.match(cells[0]))
 
 
 def _csv_cells(line: str) -> list[str]:

@@ -13,9 +13,9 @@ import re
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,13 @@ import nsan
 from nsan.errors import (
     NsysProfileError,
     OutputExistsError,
+    OutputWriteError,
     ProgramNotFoundError,
     RecorderNotFoundError,
-    StoreWriteError,
 )
 from nsan.io import nsys_cli
 from nsan.io.probe import REPORT_SUFFIXES, display_name
-from nsan.io.tidy import undisturbed
+from nsan.io.tidy import scratch_beside, undisturbed
 
 SWITCHES: Final = (
     "--trace=cuda,nvtx",
@@ -49,6 +49,7 @@ _STDERR: Final = 2
 _GRACE_SECONDS: Final = 10
 _LAST_LINES: Final = 8
 _CHUNK_BYTES: Final = 1 << 16
+_POLL_SECONDS: Final = 0.1
 _UVM_PARAMETERS: Final = Path("/sys/module/nvidia_uvm/parameters")
 _DRIVER_VERSION: Final = Path("/sys/module/nvidia/version")
 
@@ -63,10 +64,14 @@ class Recording:
         The nsys report.
     facts : Path
         JSON beside it with all that follows.
-    seconds_alone, seconds_recorded : float or None
-        Wall time of the program without nsys (None: not measured) and with it.
+    seconds_alone : float or None
+        Wall time of the program without nsys; None: not measured.
+    seconds_nsys : float
+        Wall time of nsys as a whole: its own start, the program, and writing the report.
     status_alone, status_recorded : int or None
         Exit status without nsys, and of nsys, which passes on that of the program.
+    options : tuple of str
+        Options of `nsys profile`: only traces made with the same ones are comparable in time.
     nsys_version : str
         Version of the nsys that recorded.
     driver_version : str or None
@@ -78,9 +83,10 @@ class Recording:
     report: Path
     facts: Path
     seconds_alone: float | None
-    seconds_recorded: float
+    seconds_nsys: float
     status_alone: int | None
     status_recorded: int
+    options: tuple[str, ...]
     nsys_version: str
     driver_version: str | None
     uvm_parameters: dict[str, str]
@@ -109,7 +115,8 @@ def record(
     report : Path
         Where the report is to be; `.nsys-rep` is added if it has no such suffix.
     baseline : bool, default True
-        Run the program once without nsys before, for its unperturbed time.
+        Run the program once without nsys before, for its unperturbed time; not done where standard
+        input is a pipe, which can be read once only.
     overwrite : bool, default False
         Replace an existing report.
     options : sequence of str
@@ -122,17 +129,17 @@ def record(
 
     Raises
     ------
-    ProgramNotFoundError, RecorderNotFoundError, OutputExistsError, NsysProfileError, StoreWriteError
+    ProgramNotFoundError, RecorderNotFoundError, OutputExistsError, NsysProfileError, OutputWriteError
         One for each way in which it goes wrong; then nothing is left.
     """
-    if report.suffix not in REPORT_SUFFIXES:
-        report = report.with_name(report.name + REPORT_SUFFIXES[0])
-    facts = report.with_name(report.name.removesuffix(report.suffix) + FACTS_SUFFIX)
+    report = _named(report)
+    facts = report.with_suffix(FACTS_SUFFIX)
     program = nsys_cli.find_nsys()
     _check(command, report, facts, program, overwrite=overwrite)
     assert program is not None  # noqa: S101 - checked just now
-    alone: tuple[int, float] | None = _run(command)[:2] if baseline else None
+    # The folder is made first: a place that cannot be written is known before anything runs.
     with _scratch(report) as folder:
+        alone = _run(command)[:2] if baseline and _can_run_twice() else None
         made = folder / report.name
         # nsys takes no `--` before the program.
         nsys = [str(program), "profile", *SWITCHES, *options, "--output", str(made)]
@@ -143,15 +150,39 @@ def record(
             report=report,
             facts=facts,
             seconds_alone=None if alone is None else alone[1],
-            seconds_recorded=seconds,
+            seconds_nsys=seconds,
             status_alone=None if alone is None else alone[0],
             status_recorded=status,
+            options=(*SWITCHES, *options),
             nsys_version=nsys_cli.version_of(program),
             driver_version=_text(_DRIVER_VERSION),
             uvm_parameters=uvm_parameters(),
         )
         _put(recording, made, folder)
     return recording
+
+
+def _named(report: Path) -> Path:
+    """Give a report the only suffix that nsys writes."""
+    stem = report.name
+    for suffix in REPORT_SUFFIXES:
+        stem = stem.removesuffix(suffix)
+    return report.with_name(f"{stem}{REPORT_SUFFIXES[0]}")
+
+
+def _can_run_twice() -> bool:
+    """Say whether a second run would find the standard input that the first one found.
+
+    A terminal and nothing at all do; a file is rewound; a pipe is read once.
+    """
+    try:
+        kind = os.fstat(0).st_mode
+    except OSError:
+        return True
+    if stat.S_ISREG(kind):
+        os.lseek(0, 0, os.SEEK_SET)
+        return True
+    return stat.S_ISCHR(kind)
 
 
 def _check(
@@ -162,17 +193,20 @@ def _check(
     if program is None:
         raise RecorderNotFoundError
     for place in (report, facts):
+        if place.is_dir():
+            raise OutputWriteError(place, "it is a folder")
         if place.exists() and not overwrite:
             raise OutputExistsError(place)
 
 
 def _put(recording: Recording, made: Path, folder: Path) -> None:
-    """Move the report and its facts into place; the report comes last, for it is what counts."""
+    """Move the report and its facts into place; the facts come last, so that none stand alone."""
     document = {"schema": 1, "nsan_version": nsan.__version__, **recording.to_dict()}
     written = folder / recording.facts.name
     written.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    written.replace(recording.facts)
-    made.replace(recording.report)
+    with undisturbed():
+        made.replace(recording.report)
+        written.replace(recording.facts)
 
 
 @contextlib.contextmanager
@@ -180,12 +214,10 @@ def _scratch(report: Path) -> Iterator[Path]:
     folder: Path | None = None
     try:
         report.parent.mkdir(parents=True, exist_ok=True)
-        prefix = f".{report.stem}.recording-{os.getpid()}-"
-        with undisturbed():
-            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=report.parent))
+        folder = scratch_beside(report, "recording")
         yield folder
     except OSError as error:
-        raise StoreWriteError(report.parent, error.strerror or str(error)) from error
+        raise OutputWriteError(report, error.strerror or str(error)) from error
     finally:
         if folder is not None:
             with undisturbed():
@@ -194,47 +226,68 @@ def _scratch(report: Path) -> Iterator[Path]:
 
 def _run(command: Sequence[str]) -> tuple[int, float, tuple[str, ...]]:
     """Run a program, showing what it says; return its status, wall time and last lines."""
+    _can_run_twice()  # rewinds a file on standard input
     started = time.monotonic()
     last: deque[str] = deque(maxlen=_LAST_LINES)
+    # With a terminal the program stays in its group: it may read from it, and gets Ctrl-C itself.
+    own_group = not (sys.stdin is not None and sys.stdin.isatty())
     try:
         process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=own_group,
         )
     except OSError as error:
         raise ProgramNotFoundError(command[0], error.strerror) from error
     with process:
         try:
-            assert process.stdout is not None  # noqa: S101 - it is a pipe
-            sys.stderr.flush()
-            for raw in _chunks(process.stdout.fileno()):
+            for raw in _said(process):
                 os.write(_STDERR, raw)
-                said = re.split(r"[\r\n]+", raw.decode(errors="replace"))
-                last.extend(part.strip()[:300] for part in said if part.strip())
+                parts = re.split(r"[\r\n]+", raw.decode(errors="replace"))
+                last.extend(part.strip()[:300] for part in parts if part.strip())
             status = process.wait()
         except BaseException:
-            _stop(process)
+            _stop(process, own_group=own_group)
             raise
     return status, time.monotonic() - started, tuple(last)
 
 
-def _chunks(descriptor: int) -> Iterator[bytes]:
-    # Where polars is loaded, its handler of Ctrl-C makes a blocked read go on as if nothing had
-    # happened; waiting in select does notice it.
-    while True:
-        select.select([descriptor], [], [])
-        raw = os.read(descriptor, _CHUNK_BYTES)
-        if not raw:
-            return
-        yield raw
+def _said(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """Yield what a program says until it ends; what it leaves running may go on to hold the pipe."""
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    descriptor = process.stdout.fileno()
+    os.set_blocking(descriptor, False)
+    ended = False
+    while not ended:
+        ended = process.poll() is not None
+        # Where polars is loaded, its handler of Ctrl-C makes a blocked read go on as if nothing had
+        # happened; waiting in select does notice it.
+        select.select([descriptor], [], [], 0 if ended else _POLL_SECONDS)
+        while True:
+            try:
+                raw = os.read(descriptor, _CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            if not raw:
+                return
+            yield raw
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], *, own_group: bool) -> None:
     """End a program that is not wanted any more: nsys ends the program it runs when asked kindly."""
-    for number in (signal.SIGINT, signal.SIGKILL):
-        process.send_signal(number)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            if own_group:
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_GRACE_SECONDS)
-            return
+            break
+    if own_group:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it left behind
 
 
 def uvm_parameters() -> dict[str, str]:

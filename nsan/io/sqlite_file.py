@@ -62,12 +62,15 @@ class SqliteFile:
     ----------
     path : Path
         The database as the user named it.
+    warning : str
+        What a reader of it should be told; empty for most.
     tables : dict of str to dict of str to str
         By table name in lower case: its columns, by name in lower case, as spelt.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.warning = ""
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._uri = f"file:{quote(os.fsencode(self._unchanging(path)))}?mode=ro&immutable=1"
         # One connection for all: it only reflects and counts, and opening costs more than asking.

@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
 import json
 import os
 import secrets
 import shutil
-import socket
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -34,12 +31,12 @@ from nsan.errors import (
 )
 from nsan.info import TraceInfo
 from nsan.io.manifest import MANIFEST, STORE_FORMAT, Fingerprint, is_store, read_manifest
-from nsan.io.tidy import undisturbed
+from nsan.io.tidy import scratch_beside, undisturbed
 from nsan.schema import TABLES
 from nsan.trace import Trace
 
 ROWS_PER_PART: Final = 1 << 19
-_BUILDING: Final = ".importing-"
+_BUILDING: Final = "importing"
 _BY_START: Final = frozenset(
     name for name, table in TABLES.items() if {"start_ns", "pid"} <= table.schema.keys()
 ) - {"nvtx_ranges", "nvtx_marks"}
@@ -212,10 +209,7 @@ def building(place: Path) -> Iterator[StoreWriter]:
     _check_name(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(place)
-        prefix = f".{place.name}{_BUILDING}{_here()}-{os.getpid()}-"
-        with undisturbed():
-            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
+        folder = scratch_beside(place, _BUILDING)
         folder.chmod(0o777 & ~_umask())
         yield StoreWriter(folder)
         with undisturbed():
@@ -252,28 +246,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return os.strerror(errno.ENOSPC) if _is_full(error) else str(error).splitlines()[0]
-
-
-def _sweep(place: Path) -> None:
-    """Remove what a killed import left beside this place: folders of processes that are gone."""
-    prefix = f".{place.name}{_BUILDING}{_here()}-"
-    for left in place.parent.glob(f"{_escaped(prefix)}*"):
-        pid = left.name.removeprefix(prefix).split("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _here() -> str:
-    """Name this machine and its process numbers: elsewhere the same number is another process."""
-    try:
-        space = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        space = ""
-    return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:8]
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _put(folder: Path, place: Path) -> None:

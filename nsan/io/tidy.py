@@ -1,18 +1,61 @@
-"""Tidying up that nothing interrupts."""
+"""Scratch folders beside what is made in them, and tidying up that nothing interrupts."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import shutil
 import signal
+import socket
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Hold back Ctrl-C and SIGTERM: an exception in the middle of tidying up would leave things."""
-    held = {signal.SIGINT, signal.SIGTERM}
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def scratch_beside(place: Path, what: str) -> Path:
+    """Make a folder beside a place, and remove those that killed runs left there.
+
+    Parameters
+    ----------
+    place : Path
+        Where the result is to be; its folder exists.
+    what : str
+        What is being done, for the name.
+
+    Returns
+    -------
+    Path
+        ``.NAME.WHAT-HOST-PID-xxxx``, on the file system of the place.
+    """
+    prefix = f".{place.name}.{what}-{_here()}-"
+    for left in place.parent.glob(f"{_literally(prefix)}*"):
+        pid = left.name.removeprefix(prefix).split("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    with undisturbed():
+        return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=place.parent))
+
+
+def _here() -> str:
+    """Name this machine and its process numbers: elsewhere the same number is another process."""
+    try:
+        space = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        space = ""
+    return hashlib.sha256(f"{socket.gethostname()} {space}".encode()).hexdigest()[:8]
+
+
+def _literally(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

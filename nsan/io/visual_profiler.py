@@ -140,7 +140,7 @@ class _Session:
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self._within.append(name)
         if name == "executable" and "uvmprofiling" in attributes:
-            self.um_profiled = attributes["uvmprofiling"] == "true"
+            self.um_profiled = {"true": True, "false": False}.get(attributes["uvmprofiling"])
         if name in {"pdm", "split"} and "analysispdm" not in self._within:
             self._finish_piece()
             self._piece = _Piece(self._path, self._target)

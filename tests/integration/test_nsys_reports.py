@@ -629,14 +629,16 @@ def test_an_export_of_another_session_is_not_used(pair, use, tmp_path):
     assert n_migrations(pair[0]) == 3
 
 
-def test_an_nsys_that_cannot_tell_the_session_start_is_no_reason_against_it(pair, use, tmp_path):
+def test_an_nsys_that_cannot_tell_the_session_start_exports_anew(pair, use, tmp_path):
     use(makes=export_of(tmp_path / "made.sqlite"))
-    assert n_migrations(pair[0]) == 7
+    assert n_migrations(pair[0]) == 3
 
 
 @pytest.mark.usefixtures("no_nsys")
-def test_an_export_beside_needs_no_nsys(pair):
+def test_an_export_beside_needs_no_nsys_and_is_said_not_to_be_checked(pair):
     assert n_migrations(pair[0]) == 7
+    source = [check for check in nsan.summary(pair[0])["health"] if check["id"] == "source"]
+    assert "without nsys it could not be checked" in source[0]["text"]
 
 
 @pytest.mark.parametrize("case", UNFIT)

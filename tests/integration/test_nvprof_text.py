@@ -438,3 +438,54 @@ def test_every_file_is_small_and_has_its_licence():
     for path in NVPROF.rglob("*"):
         assert path.is_dir() or path.stat().st_size < 1_500_000
     assert Path(NVPROF / "licences" / "XPlacer-ML-DataPlacement.LICENSE").is_file()
+
+
+# What a trace may have lost, or holds that is not known
+
+
+def lines_of(name):
+    return gzip.decompress((DATA / "nvprof" / name).read_bytes()).decode().splitlines()
+
+
+def warned(summary):
+    return " ".join(check["text"] for check in summary["health"] if check["id"] == "source")
+
+
+def test_a_blank_line_within_a_trace_ends_nothing(tmp_path):
+    lines = lines_of("v100_x86_hotspot_11_64.log.gz")
+    head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Start"))
+    path = tmp_path / "blank.log"
+    path.write_text("\n".join([*lines[: head + 5], "", *lines[head + 5 :]]) + "\n")
+    summary = nsan.summary(path)
+    assert (summary["gpu_faults"]["n_rows"], summary["gpu_faults"]["n_page_faults"]) == (32, 1549)
+    assert warned(summary) == ""
+
+
+def test_a_trace_that_is_cut_between_two_rows_is_said_to_be(tmp_path):
+    lines = lines_of("v100_x86_hotspot_11_64.log.gz")
+    head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Start"))
+    path = tmp_path / "cut.log"
+    path.write_text("\n".join(lines[: head + 8]) + "\n")
+    assert "rows may be missing" in warned(nsan.summary(path))
+
+
+def test_rows_of_an_unknown_kind_are_counted(tmp_path):
+    text = "\n".join(lines_of("v100_x86_hotspot_11_64.log.gz")) + "\n"
+    path = tmp_path / "unknown.log"
+    path.write_text(text.replace("[Unified Memory page thrash]", "[Unified Memory page rash]"))
+    summary = nsan.summary(path)
+    assert warned(summary).startswith(
+        "16 Unified Memory rows are of a kind that nsan does not know"
+    )
+    assert summary["driver_events"] == {"throttling": 2}
+
+
+def test_one_name_of_fifteen_characters_on_two_contexts_is_doubted(tmp_path):
+    lines = lines_of("v100_x86_hotspot_11_64.log.gz")
+    kernel = next(line for line in lines if "calculate_temp" in line)
+    at = lines.index(kernel)
+    other = kernel.replace("         1         7  ", "         2         7  ")
+    assert other != kernel
+    path = tmp_path / "two.log"
+    path.write_text("\n".join([*lines[:at], kernel, other, *lines[at + 1 :]]) + "\n")
+    assert "cuts GPU names to 15 characters" in warned(nsan.summary(path))

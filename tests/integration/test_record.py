@@ -56,9 +56,10 @@ def test_a_program_is_timed_alone_recorded_and_summarised(tmp_path, capfd):
     assert out.startswith("run.nsys-rep\n")
     assert "No GPU activity was recorded" in out
     assert err.count("from the program") == 2  # alone, and under nsys
-    assert "without nsys the program took" in err
+    assert "without nsys the program takes" in err
     facts = json.loads((place / "run.nsan.json").read_text())
-    assert facts["seconds_alone"] > 0
+    assert 0 < facts["seconds_alone"] < facts["seconds_nsys"]
+    assert "--cuda-um-gpu-page-faults=true" in facts["options"]
     assert facts["nsys_version"] == NSYS
     assert facts["report"] == "run.nsys-rep"
     assert str(tmp_path) not in (place / "run.nsan.json").read_text()
@@ -177,3 +178,43 @@ def test_parameters_of_the_driver_are_read_where_it_is_loaded(tmp_path, monkeypa
     }
     monkeypatch.setattr(recording, "_UVM_PARAMETERS", tmp_path / "absent")
     assert recording.uvm_parameters() == {}
+
+
+def test_a_program_on_a_pipe_is_run_once_and_gets_all_of_it(fake, tmp_path):
+    # A fake nsys that runs the program and leaves a report that is none.
+    fake(
+        'shift; while [ "$1" != --output ]; do shift; done; echo broken > "$2"; shift 2; exec "$@"'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "nsan", "record", "-o", str(tmp_path / "run"), "--", "wc", "-l"],
+        input=b"one\ntwo\n",
+        capture_output=True,
+        check=False,
+    )
+    assert done.stderr.split()[0] == b"2"
+    assert b"was not measured" in done.stderr
+
+
+def test_what_a_program_leaves_running_is_not_waited_for(fake, tmp_path, capfd):
+    fake("exit 9")
+    leaving = ["sh", "-c", "sleep 15 & exit 0"]
+    assert main(["record", "-o", str(tmp_path / "run"), "--", *leaving]) == 1
+    assert "made no report" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["run", "run.nsys-rep", "run.qdrep"])
+def test_a_report_has_the_suffix_that_nsys_writes(fake, tmp_path, capfd, name):
+    fake("exit 9")
+    assert main(["record", "--no-baseline", "-o", str(tmp_path / name), "true"]) == 1
+    assert "made no report run.nsys-rep" in capfd.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_known_before_anything_runs(fake, tmp_path, capfd):
+    fake("exit 9")
+    (tmp_path / "dir.nsys-rep").mkdir()
+    mark = tmp_path / "ran"
+    for place in ("/proc/nsan/run", str(tmp_path / "dir")):
+        command = ["record", "--force-overwrite", "-o", place, "--", "touch", str(mark)]
+        assert main(command) == 1
+        assert "Cannot write the result" in capfd.readouterr().err
+    assert not mark.exists()
