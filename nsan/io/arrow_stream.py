@@ -182,7 +182,12 @@ class ArrowStream:
             Text comes as bytes: it need not be UTF-8.
         """
         if self._plain is None:
-            whole = pl.read_ipc_stream(self._file, columns=list(columns))
+            try:
+                whole = pl.read_ipc_stream(self._file, columns=list(columns))
+            except pl.exceptions.PanicException as error:
+                # A type that polars does not know makes it panic, beside Python's own exceptions.
+                msg = "polars cannot read it"
+                raise ValueError(msg) from error
             return whole.slice(first, n_rows)
         parts = []
         start = 0

@@ -45,6 +45,7 @@ SWITCHES: Final = (
     "--cpuctxsw=none",
 )
 FACTS_SUFFIX: Final = ".nsan.json"
+_NO_AGENT: Final = "Local Endpoint is not available"
 _STDERR: Final = 2
 _GRACE_SECONDS: Final = 10
 _LAST_LINES: Final = 8
@@ -144,6 +145,9 @@ def record(
         # nsys takes no `--` before the program.
         nsys = [str(program), "profile", *SWITCHES, *options, "--output", str(made)]
         status, seconds, lines = _run([*nsys, *command])
+        if not made.exists() and any(_NO_AGENT in line for line in lines):
+            # Its agent was not up in time, now and then on a busy machine; nothing has run yet.
+            status, seconds, lines = _run([*nsys, *command])
         if not made.is_file() or not made.stat().st_size:
             raise NsysProfileError(display_name(report), status, lines)
         recording = Recording(

@@ -51,7 +51,7 @@ def test_a_program_is_timed_alone_recorded_and_summarised(tmp_path, capfd):
     place = tmp_path / "runs"
     status = main(["record", "-o", str(place / "run"), "--", *PROGRAM])
     out, err = capfd.readouterr()
-    assert status == 3  # a Unified Memory question, and a program without any
+    assert status == 3, err  # a Unified Memory question, and a program without any
     assert names(place) == ["run.nsan.json", "run.nsys-rep"]
     assert out.startswith("run.nsys-rep\n")
     assert "No GPU activity was recorded" in out
@@ -218,3 +218,13 @@ def test_a_place_that_cannot_be_written_is_known_before_anything_runs(fake, tmp_
         assert main(command) == 1
         assert "Cannot write the result" in capfd.readouterr().err
     assert not mark.exists()
+
+
+def test_an_agent_of_nsys_that_was_not_up_in_time_is_tried_again(fake, tmp_path, capfd):
+    mark = tmp_path / "tried"
+    fake(
+        f'if [ ! -e {mark} ]; then touch {mark}; echo "Local Endpoint is not available"; exit 1; fi; '
+        'echo "second words"; exit 9'
+    )
+    assert main(["record", "--no-baseline", "-o", str(tmp_path / "run"), "true"]) == 1
+    assert "ended with status 9" in capfd.readouterr().err
