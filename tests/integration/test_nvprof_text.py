@@ -453,7 +453,7 @@ def warned(summary):
 
 def test_a_blank_line_within_a_trace_ends_nothing(tmp_path):
     lines = lines_of("v100_x86_hotspot_11_64.log.gz")
-    head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Start"))
+    head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Start  Duration"))
     path = tmp_path / "blank.log"
     path.write_text("\n".join([*lines[: head + 5], "", *lines[head + 5 :]]) + "\n")
     summary = nsan.summary(path)
@@ -463,7 +463,7 @@ def test_a_blank_line_within_a_trace_ends_nothing(tmp_path):
 
 def test_a_trace_that_is_cut_between_two_rows_is_said_to_be(tmp_path):
     lines = lines_of("v100_x86_hotspot_11_64.log.gz")
-    head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Start"))
+    head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Start  Duration"))
     path = tmp_path / "cut.log"
     path.write_text("\n".join(lines[: head + 8]) + "\n")
     assert "rows may be missing" in warned(nsan.summary(path))

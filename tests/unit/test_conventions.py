@@ -203,3 +203,17 @@ def test_the_check_of_imports_can_fail(tmp_path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_is_short_enough_to_read(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+def test_a_manifest_is_checked_for_every_table_and_every_total(built):
+    """The manifest names both without a frame library; they must stay those of the modules."""
+    import exports as x
+
+    import nsan
+    from nsan.io.manifest import TABLE_NAMES, TOTALS_KEYS
+    from nsan.schema import TABLES
+    from nsan.totals import totals
+
+    trace = nsan.open_trace(built(x.Export().add(x.KERNEL, x.kernel(0, 1))))
+    assert tuple(TABLES) == TABLE_NAMES
+    assert set(TOTALS_KEYS) == totals(trace).keys()
