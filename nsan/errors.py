@@ -39,6 +39,14 @@ class BadTimeError(UsageError):
         )
 
 
+class BadSizeError(UsageError):
+    """A text is not a size."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(f"{text!r} is not a size. Write 64MiB, 1.5GiB or 4096 (byte).")
+
+
 class InputMissingError(NsanError):
     """There is nothing at a path."""
 
@@ -353,3 +361,32 @@ class SchemaMismatchError(NsanError):
     def __init__(self, table: str, problems: Iterable[str]) -> None:
         self.table, self.problems = table, list(problems)
         super().__init__(f"{table}: " + "; ".join(self.problems))
+
+
+class UnknownNameError(UsageError):
+    """A name is not among those that exist."""
+
+    def __init__(self, what: str, name: str, names: Iterable[str]) -> None:
+        self.what, self.name, self.names = what, name, list(names)
+        super().__init__(
+            f"There is no {what} {name!r}. There are: {_listed(self.names, limit=40)}."
+        )
+
+
+class ProgramError(UsageError):
+    """A program for the driver model cannot be run."""
+
+    def __init__(self, problem: str, advice: str) -> None:
+        self.problem = problem
+        super().__init__(f"{problem}. {advice}")
+
+
+class ExtraMissingError(NsanError):
+    """A command needs a package that the base install does not bring."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
+        super().__init__(
+            f"{what} needs the package {package}, which is not installed. "
+            f"Run: pip install 'nsan[{extra}]'"
+        )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from nsan.info import NEWEST_SCHEMA, parse_version
+from nsan.info import MODEL_KIND, MODELLED, NEWEST_SCHEMA, parse_version
 from nsan.units import format_count, format_time
 
 Status = Literal["ok", "warn", "fail", "unknown"]
@@ -138,6 +138,8 @@ def _readable(info: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _source(info: Mapping[str, Any]) -> Iterator[Check]:
+    if info["kind"] == MODEL_KIND:
+        yield Check("modelled", "ok", f"The capture was {MODELLED}: every figure is the model's.")
     if info["warnings"]:
         yield Check("source", "warn", " ".join(info["warnings"]))
 

@@ -13,6 +13,12 @@ _LONGEST_NUMBER: Final = 9
 NEWEST_SCHEMA: Final = (3, 28, 1)
 """The newest nsys export schema that nsan's readers were checked against."""
 
+MODEL_KIND: Final = "nsan-model"
+"""Kind of a source that nsan's own driver model wrote, whatever its format."""
+
+MODELLED: Final = "written by nsan's UVM driver model, not recorded"
+"""What a reader of such a source is told."""
+
 
 @dataclass(frozen=True)
 class Capture:

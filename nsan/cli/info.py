@@ -12,6 +12,7 @@ from nsan.cli.arguments import add_input, add_output, located, show_progress
 from nsan.cli.output import write_document
 from nsan.cli.render import Field, indented, name, safe, table, word
 from nsan.cli.summary import gpu_lines, health_text
+from nsan.info import MODEL_KIND, MODELLED
 from nsan.units import format_count
 
 _CAPTURE_FIELDS: Final = (
@@ -85,6 +86,8 @@ def _text(document: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
         ("CUDA driver", document["cuda_driver_version"]),
         ("CPU", document["cpu"]),
     ]
+    if document["kind"] == MODEL_KIND:
+        facts.insert(1, ("modelled", MODELLED))
     lines = [f"{fact}: {name(word(value), markdown=markdown)}" for fact, value in facts]
     lines += gpu_lines(document["devices"], markdown=markdown)
     capture = [

@@ -22,6 +22,7 @@ from nsan.cli.output import write_document
 from nsan.cli.render import Field, coloured, indented, name, safe, table
 from nsan.cli.tables import MIGRATION_FIELDS, migration_rows, unanswered
 from nsan.health import NVPROF_KINDS
+from nsan.info import MODEL_KIND, MODELLED
 from nsan.units import counted, format_bytes, format_count, format_time
 
 
@@ -92,6 +93,8 @@ def _head(document: Mapping[str, Any], *, markdown: bool) -> str:
         f"nsys {name(document['nsys_version'] or 'of unknown version', markdown=markdown)}",
         f"export schema {name(document['export_schema'] or 'unknown', markdown=markdown)}",
     ]
+    if document["source_kind"] == MODEL_KIND:
+        versions[0] = f"modelled: {MODELLED}"
     if document["source_kind"] in NVPROF_KINDS:
         versions = ["recorded by nvprof or the Visual Profiler"]
     if document["driver_version"]:

@@ -17,7 +17,11 @@ EXPORT_TABLES: Final = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 CAPTURE_TABLE: Final = "META_DATA_CAPTURE"
 ENVIRONMENT_TABLE: Final = "TARGET_INFO_SYSTEM_ENV"
 
+MODEL_PRODUCT: Final = "nsan UVM driver model"
+"""Who wrote an export that was not recorded: the product that its metadata names."""
+
 EXPORT_KEYS: Final = (
+    "EXPORT_PRODUCT_NAME",
     "EXPORT_PRODUCT_VERSION",
     "EXPORT_SCHEMA_VERSION",
     "EXPORT_PARAM_LAZY",

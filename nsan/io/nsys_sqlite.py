@@ -16,7 +16,7 @@ from typing import Final
 import polars as pl
 
 from nsan.errors import NotAnExportError
-from nsan.info import Capture, TraceInfo
+from nsan.info import MODEL_KIND, Capture, TraceInfo
 from nsan.io import nsys_context, nsys_info
 from nsan.io.nsys_tables import STREAMED, Source, Strings
 from nsan.io.probe import display_name
@@ -310,10 +310,11 @@ class NsysExport:
         options = self._pairs([nsys_info.CAPTURE_TABLE], nsys_info.CAPTURE_KEYS)
         first = {key: values[0] for key, values in environment.items()}
         architecture = first.get("CpuArchitecture")
+        modelled = self._one("EXPORT_PRODUCT_NAME") == nsys_info.MODEL_PRODUCT
         return TraceInfo(
             source=display_name(self.path),
-            kind=self.kind,
-            nsys_version=self._one("EXPORT_PRODUCT_VERSION"),
+            kind=MODEL_KIND if modelled else self.kind,
+            nsys_version=None if modelled else self._one("EXPORT_PRODUCT_VERSION"),
             export_schema=self._one("EXPORT_SCHEMA_VERSION"),
             session_start_utc_ns=self._session_start(),
             driver_version=nsys_info.driver_version(first.get("NvDriverVersion")),
