@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from typing import Final
 
-from nsan.errors import BadTimeError
+from nsan.errors import BadSizeError, BadTimeError
 
 NS_PER_US: Final = 1_000
 NS_PER_MS: Final = 1_000_000
@@ -99,6 +99,39 @@ def parse_window(text: str) -> tuple[int | None, int | None]:
     if window[0] is not None and window[1] is not None and window[1] < window[0]:
         raise BadTimeError(text)
     return window
+
+
+def parse_size(text: str) -> int:
+    """Turn a size as people write it into bytes: 64MiB, 1.5GiB, 4096; KB and MB mean KiB and MiB.
+
+    Parameters
+    ----------
+    text : str
+        Number and unit, of any case; without a unit it is bytes.
+
+    Returns
+    -------
+    int
+        Bytes, at least 1.
+
+    Raises
+    ------
+    BadSizeError
+        If the text is no size.
+
+    Examples
+    --------
+    >>> parse_size("1.5MiB")
+    1572864
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*(|[kmgt]i?b?|b)", text.strip().lower())
+    if found is None:
+        raise BadSizeError(text)
+    power = "bkmgt".index((found[2] or "b")[0])
+    size = int(Fraction(found[1]) * (KIB**power))
+    if size < 1:
+        raise BadSizeError(text)
+    return size
 
 
 def format_time(ns: float | None) -> str:

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "migrations": "migrations by direction, cause, GPU and process",
     "faults": "page faults by access type, GPU and process",
     "record": "run a program under nsys and summarise its trace",
+    "model": "make traces with known truth on a software model of the driver, no GPU needed",
     "import": "turn an export into a Parquet store",
     "doctor": "what is installed here, and what each part is for",
 }

@@ -69,6 +69,7 @@ def _findings() -> Iterator[Finding]:
         ("jupyterlab", "explore a trace in a notebook", "lab"),
         ("papermill", "reports", "lab"),
         ("altair", "charts", "lab"),
+        ("numba", "the driver model", "model"),
         ("dask", "many traces at once", "scale"),
     ):
         yield _package(package, purpose, extra)

@@ -1,0 +1,386 @@
+"""Where pages are, and what moves them: chunks, eviction, copies and changes without a copy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nsan.model.engine.jit import compiled
+from nsan.model.engine.state import (
+    CAPACITY,
+    CAUSE_BITS,
+    CLEAN_EVICTION,
+    COPIED,
+    COPY_AFTER,
+    CPU,
+    CPU_BIT,
+    CPU_DONE,
+    EVICTION,
+    FIRST_TOUCH,
+    FROM,
+    FROM_CPU,
+    INVALIDATED,
+    KEEP,
+    LAST_END,
+    N_CHANGES,
+    N_COPIES,
+    N_EVICTIONS,
+    N_REFAULTS,
+    ONE,
+    TO,
+    USED,
+    Chunks,
+    Log,
+    Rules,
+    Scratch,
+    State,
+)
+
+GRID_NS = 32
+"""Starts of copies lie on a grid of 32 ns (measured on all GPUs)."""
+
+
+@compiled
+def accessible(state: State, page: int, processor: int, write: int) -> bool:
+    """Say whether an access needs no fault: a valid copy, the only one if written, or a remote mapping."""
+    bit = 1 << processor
+    where = state.memory.where[page]
+    if where == bit or (where & bit and not write):
+        return True
+    if state.memory.remote[page] & bit and where:
+        return True
+    # accessed_by: the driver maps such pages as soon as they are somewhere.
+    return bool(state.memory.accessed_by[page] & bit and where & CPU_BIT and processor != CPU)
+
+
+@compiled
+def mark_page(scratch: Scratch, place: int, mark: int) -> None:
+    """Mark a page of the block, by its place in it, to be brought: its cause, with ``KEEP`` or not."""
+    scratch.bring[place] = mark
+    scratch.marked[FROM] = min(scratch.marked[FROM], place)
+    scratch.marked[TO] = max(scratch.marked[TO], place + 1)
+
+
+@compiled
+def clear_marks(scratch: Scratch) -> None:
+    """Take all marks away."""
+    scratch.bring[scratch.marked[FROM] : scratch.marked[TO]] = 0
+    scratch.marked[FROM] = scratch.bring.shape[0]
+    scratch.marked[TO] = 0
+
+
+@compiled
+def link_last(chunks: Chunks, gpu: int, block: int) -> None:
+    """Put a chunk at the end of the ring: most recently migrated in."""
+    end = chunks.after.shape[1] - 1
+    last = chunks.before[gpu, end]
+    chunks.after[gpu, last] = block
+    chunks.before[gpu, block] = last
+    chunks.after[gpu, block] = end
+    chunks.before[gpu, end] = block
+
+
+@compiled
+def unlink(chunks: Chunks, gpu: int, block: int) -> None:
+    """Take a chunk out of the ring."""
+    before, after = chunks.before[gpu, block], chunks.after[gpu, block]
+    chunks.after[gpu, before] = after
+    chunks.before[gpu, after] = before
+
+
+@compiled
+def hold(state: State, gpu: int, block: int, n_pages: int) -> None:
+    """Count pages that became resident; a first one takes a chunk."""
+    if state.chunks.resident[gpu, block] == 0:
+        state.gpu.now[gpu, USED] += 1
+    else:
+        unlink(state.chunks, gpu, block)
+    link_last(state.chunks, gpu, block)
+    state.chunks.resident[gpu, block] += n_pages
+
+
+@compiled
+def release(state: State, gpu: int, block: int, n_pages: int) -> None:
+    """Count pages that left; the last one gives the chunk back."""
+    state.chunks.resident[gpu, block] -= n_pages
+    if state.chunks.resident[gpu, block] == 0:
+        unlink(state.chunks, gpu, block)
+        state.gpu.now[gpu, USED] -= 1
+
+
+@compiled
+def log_change(log: Log, time: int, processor: int, page: int, reason: int) -> None:
+    """Note that a page's residency changed without a copy; neighbours join into one row."""
+    n = log.n[N_CHANGES]
+    if n and _extends(log, n - 1, time, processor, page, reason):
+        log.changes[n - 1, 3] += 1
+        return
+    row = log.changes[n]
+    row[0], row[1], row[2], row[3], row[4], row[5] = time, processor, page, 1, reason, -1
+    log.n[N_CHANGES] = n + 1
+
+
+@compiled
+def _extends(log: Log, at: int, time: int, processor: int, page: int, reason: int) -> bool:
+    row = log.changes[at]
+    return (
+        row[0] == time
+        and row[5] == -1
+        and row[1] == processor
+        and row[4] == reason
+        and row[2] + row[3] == page
+    )
+
+
+@compiled
+def drop_other_copies(state: State, page: int, keep: int, time: int) -> None:
+    """Invalidate the copies of a page that other processors hold: no record of it in a trace."""
+    others = state.memory.where[page] & ~(1 << keep)
+    if others & CPU_BIT:
+        log_change(state.log, time, CPU, page, INVALIDATED)
+    for gpu in range(state.gpu.now.shape[0]):
+        if others >> (gpu + 1) & 1:
+            log_change(state.log, time, gpu + 1, page, INVALIDATED)
+            release(state, gpu, page // _block_pages(state), ONE)
+    state.memory.where[page] &= 1 << keep
+
+
+@compiled
+def _block_pages(state: State) -> int:
+    return state.scratch.bring.shape[0]
+
+
+@compiled
+def copy_run(
+    state: State, rules: Rules, page: int, n_pages: int, src: int, dst: int, mark: int
+) -> None:
+    """Write one copy; chained to the one before within a push, whose time scratch keeps.
+
+    ``LAST_END`` is negative at the start of a push.
+    """
+    time = state.scratch.time
+    log = state.log
+    n_bytes = n_pages * rules.page_bytes
+    engine = 0 if src == CPU else 1
+    gpu = (dst if src == CPU else src) - 1
+    if src == CPU:
+        ns = rules.htod_latency_ns + n_bytes * rules.htod_ns_per_byte
+    elif dst == CPU:
+        ns = rules.dtoh_latency_ns + n_bytes * rules.dtoh_ns_per_byte
+    else:
+        ns = rules.dtod_latency_ns + n_bytes * rules.dtod_ns_per_byte
+    if time[LAST_END] < 0:
+        free = state.gpu.copies_free_ns[gpu, engine]
+        if free:
+            free += rules.turnaround_ns
+        # Nothing is copied on before it has arrived.
+        arrived = state.chunks.ready_ns[src, page // rules.block_pages]
+        start = max(time[CPU_DONE], time[COPY_AFTER], free, arrived)
+        start = (start + GRID_NS - 1) // GRID_NS * GRID_NS
+    else:
+        start = time[LAST_END] + 1
+    end = start + max(int(ns + GRID_NS - 1) // GRID_NS, 1) * GRID_NS - 1
+    time[LAST_END] = end
+    time[COPIED] = max(time[COPIED], end)
+    ready = state.chunks.ready_ns
+    ready[dst, page // rules.block_pages] = max(ready[dst, page // rules.block_pages], end + 1)
+    state.gpu.copies_free_ns[gpu, engine] = end
+    row = log.copies[log.n[N_COPIES]]
+    row[0], row[1], row[2], row[3] = start, end, page, n_pages
+    row[4], row[5], row[6], row[7] = src, dst, mark & CAUSE_BITS, -1
+    row[8] = (mark & KEEP) != 0
+    log.n[N_COPIES] += 1
+
+
+@compiled
+def evict_one(state: State, rules: Rules, gpu: int) -> None:
+    """Give up the chunk least recently migrated in: what only it holds is copied to the CPU."""
+    victim = np.int64(state.chunks.after[gpu, state.chunks.after.shape[1] - 1])
+    memory, log, time = state.memory, state.log, state.scratch.time
+    bit = 1 << (gpu + 1)
+    first = victim * rules.block_pages
+    n_copied = 0
+    for page in range(first, first + rules.block_pages):
+        n_copied += memory.where[page] == bit
+    time[CPU_DONE] += rules.evict_ns + int(rules.page_ns * n_copied)
+    time[LAST_END] = -1
+    start = time[CPU_DONE]
+    n_dropped = _evict_pages(state, rules, gpu, first)
+    end = max(time[LAST_END], start)
+    for page in range(first, first + rules.block_pages):
+        if memory.evicted_ns[page] == 0:
+            memory.evicted_ns[page] = end
+    release(state, gpu, victim, n_copied + n_dropped)
+    time[COPY_AFTER] = max(time[COPY_AFTER], end + 1)
+    time[LAST_END] = -1
+    row = log.evictions[log.n[N_EVICTIONS]]
+    row[0], row[1], row[2], row[3], row[4], row[5] = start, end, gpu, victim, n_copied, n_dropped
+    row[6] = -1
+    log.n[N_EVICTIONS] += 1
+
+
+@compiled
+def _evict_pages(state: State, rules: Rules, gpu: int, first: int) -> int:
+    """Copy runs of pages back and drop the read-duplicated ones; count those dropped."""
+    memory = state.memory
+    bit = 1 << (gpu + 1)
+    n_dropped = 0
+    run = -1
+    for page in range(first, first + rules.block_pages + 1):
+        inside = page < first + rules.block_pages
+        only = inside and memory.where[page] == bit
+        if only and run < 0:
+            run = page
+        if not only and run >= 0:
+            copy_run(state, rules, run, page - run, gpu + 1, CPU, EVICTION)
+            memory.where[run:page] = CPU_BIT
+            memory.remote[run:page] = 0
+            memory.evicted_ns[run:page] = 0  # set to the push's end by the caller
+            run = -1
+        if inside and not only and memory.where[page] & bit:
+            memory.where[page] &= ~bit
+            log_change(state.log, state.scratch.time[CPU_DONE], gpu + 1, page, CLEAN_EVICTION)
+            n_dropped += 1
+    return n_dropped
+
+
+@compiled
+def make_room(state: State, rules: Rules, gpu: int, block: int) -> None:
+    """Evict until a block without a chunk can have one."""
+    if state.chunks.resident[gpu, block]:
+        return
+    numbers = state.gpu.now[gpu]
+    while numbers[USED] >= numbers[CAPACITY] and numbers[USED] > 0:
+        evict_one(state, rules, gpu)
+
+
+@compiled
+def source_of(state: State, page: int, dst: int) -> int:
+    """Find the processor to copy a page from: the CPU first; -1 if it is nowhere."""
+    where = state.memory.where[page] & ~(1 << dst)
+    if where == 0:
+        return -1
+    source = 0
+    while not where >> source & 1:
+        source += 1
+    return source
+
+
+@compiled
+def bring_pages(state: State, rules: Rules, block: int, dst: int) -> int:
+    """Make the pages marked in ``scratch.bring`` resident at a processor; count those copied.
+
+    A mark is the cause of the copy, with ``KEEP`` where the other copies stay valid (read
+    duplication). Pages that are nowhere are populated and leave no record.
+    """
+    memory, bring = state.memory, state.scratch.bring
+    first = block * rules.block_pages
+    n_new = np.int64(0)
+    n_copied = 0
+    for i in range(state.scratch.marked[FROM], state.scratch.marked[TO]):
+        if bring[i]:
+            n_new += 1
+            n_copied += memory.where[first + i] != 0
+    if dst != CPU and n_new:
+        hold(state, dst - 1, block, n_new)
+    for source in range(state.gpu.now.shape[0] + 1):
+        if source != dst:
+            _push_from(state, rules, block, source, dst)
+    _settle(state, rules, block, dst)
+    return n_copied
+
+
+@compiled
+def _push_from(state: State, rules: Rules, block: int, source: int, dst: int) -> None:
+    """Copy the marked pages that come from one processor, in runs of equal cause."""
+    bring = state.scratch.bring
+    first = block * rules.block_pages
+    state.scratch.time[LAST_END] = -1
+    staged = source != CPU and dst != CPU and not rules.peer
+    run = -1
+    last = state.scratch.marked[TO]
+    for i in range(state.scratch.marked[FROM], last + 1):
+        mark = np.int64(0)
+        if i < last and bring[i] and source_of(state, first + i, dst) == source:
+            mark = np.int64(bring[i])
+        if run >= 0 and mark != bring[run]:
+            if staged:
+                _staged_run(state, rules, first + run, i - run, source, dst, np.int64(bring[run]))
+            else:
+                copy_run(state, rules, first + run, i - run, source, dst, np.int64(bring[run]))
+            run = -1
+        if run < 0 and mark:
+            run = i
+
+
+@compiled
+def _staged_run(
+    state: State, rules: Rules, page: int, n_pages: int, source: int, dst: int, mark: int
+) -> None:
+    """Copy between GPUs without peer access: through the CPU, two records."""
+    time = state.scratch.time
+    time[LAST_END] = -1
+    copy_run(state, rules, page, n_pages, source, CPU, mark)
+    after = time[COPY_AFTER]
+    time[COPY_AFTER] = time[LAST_END] + 1
+    time[LAST_END] = -1
+    copy_run(state, rules, page, n_pages, CPU, dst, mark)
+    time[COPY_AFTER] = after
+
+
+@compiled
+def _settle(state: State, rules: Rules, block: int, dst: int) -> None:
+    """Write the new residency of the marked pages, and what that says about their past."""
+    memory, bring = state.memory, state.scratch.bring
+    time = max(state.scratch.time[COPIED], state.scratch.time[CPU_DONE])
+    bit = 1 << dst
+    first = block * rules.block_pages
+    for i in range(state.scratch.marked[FROM], state.scratch.marked[TO]):
+        if not bring[i]:
+            continue
+        page = first + i
+        if memory.where[page] == 0:
+            log_change(state.log, time, dst, page, FIRST_TOUCH)
+        if dst != CPU and memory.evicted_ns[page] > 0:
+            _log_refault(state, dst - 1, page, time)
+        memory.evicted_ns[page] = -1
+        memory.remote[page] = 0
+        memory.advice[page] &= ~FROM_CPU
+        if dst != CPU and memory.where[page] & CPU_BIT:
+            memory.advice[page] |= FROM_CPU
+        if bring[i] & KEEP:
+            memory.where[page] |= bit
+        else:
+            _leave(state, rules, page, dst)
+            memory.where[page] = bit
+
+
+@compiled
+def _leave(state: State, rules: Rules, page: int, dst: int) -> None:
+    """Take a page from the GPUs that held it; a second copy of it is invalidated, not moved."""
+    others = state.memory.where[page] & ~(1 << dst)
+    source = source_of(state, page, dst)
+    for gpu in range(state.gpu.now.shape[0]):
+        if others >> (gpu + 1) & 1:
+            release(state, gpu, page // rules.block_pages, ONE)
+    if others and others != 1 << source:
+        extra = others & ~(1 << source)
+        for processor in range(state.gpu.now.shape[0] + 1):
+            if extra >> processor & 1:
+                time = state.scratch.time[CPU_DONE]
+                log_change(state.log, time, processor, page, INVALIDATED)
+
+
+@compiled
+def _log_refault(state: State, gpu: int, page: int, time: int) -> None:
+    log = state.log
+    n = log.n[N_REFAULTS]
+    evicted = state.memory.evicted_ns[page]
+    if n:
+        last = log.refaults[n - 1]
+        same = last[0] == time and last[1] == gpu and last[4] == evicted and last[5] == -1
+        if same and last[2] + last[3] == page:
+            last[3] += 1
+            return
+    row = log.refaults[n]
+    row[0], row[1], row[2], row[3], row[4], row[5] = time, gpu, page, 1, evicted, -1
+    log.n[N_REFAULTS] = n + 1

@@ -1,0 +1,203 @@
+"""Make a trace with known truth: run a workload, write the export, and the truth beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import nsan
+from nsan.errors import OutputExistsError, OutputWriteError, ProgramError
+from nsan.io.tidy import scratch_beside, undisturbed
+from nsan.model.machine import Progress, run
+from nsan.model.nsys_export import DEFAULT_OPTIONS, ExportOptions, Machine, write_export
+from nsan.model.program import Allocate, Program
+from nsan.model.recording import PLAIN, Style, record
+from nsan.model.settings import DEFAULT_SETTINGS, Settings
+from nsan.model.truth import TRUTH_TABLES, truth
+from nsan.uvm.constants import VA_BLOCK_BYTES
+
+if TYPE_CHECKING:
+    import polars as pl
+
+TRUTH: Final = "truth"
+ABOUT: Final = "model.json"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides a trace.
+
+    Attributes
+    ----------
+    program : Program
+        What runs.
+    settings : Settings
+        On which machine.
+    style : Style
+        How the profiler writes its rows.
+    options : ExportOptions
+        Schema, switches and order of the export.
+    """
+
+    program: Program
+    settings: Settings = DEFAULT_SETTINGS
+    style: Style = PLAIN
+    options: ExportOptions = DEFAULT_OPTIONS
+
+
+def peak_bytes(program: Program) -> int:
+    """Give the most managed bytes that a program has allocated at one time."""
+    sizes: dict[str, int] = {}
+    peak = 0
+    for operation in program.operations:
+        if isinstance(operation, Allocate):
+            sizes[operation.name] = operation.n_bytes
+            peak = max(peak, sum(sizes.values()))
+        else:
+            sizes.pop(getattr(operation, "name", ""), None)
+    return peak
+
+
+def oversubscribed(settings: Settings, program: Program, factor: float) -> Settings:
+    """Give each GPU so little memory that the program oversubscribes it by a factor.
+
+    Parameters
+    ----------
+    settings : Settings
+        The machine.
+    program : Program
+        Its peak of managed bytes is what counts.
+    factor : float
+        Footprint over capacity (F1 of ``domain.md`` A.4): 1.5 leaves two thirds of the room needed.
+
+    Returns
+    -------
+    Settings
+        With the capacity cut to whole 2 MiB chunks, at least one.
+    """
+    if not 0 < factor < float("inf"):
+        raise ProgramError(f"An oversubscription factor of {factor}", "Take one above 0, as 1.5")
+    chunks = max(int(peak_bytes(program) / factor) // VA_BLOCK_BYTES, 1)
+    return replace(settings, capacity_bytes=chunks * VA_BLOCK_BYTES)
+
+
+def export_name(folder: Path) -> str:
+    """Name the export in a folder: after it, so that a trace is known by its file."""
+    return f"{folder.resolve().name}.sqlite"
+
+
+def make(
+    recipe: Recipe, folder: Path, *, overwrite: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Run a program on the modelled machine and write its trace and truth.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        What to run and how to write it.
+    folder : Path
+        Gets ``FOLDER.sqlite``, ``truth/*.parquet`` and ``model.json``; it gets its name when all is
+        written.
+    overwrite : bool, default False
+        Replace a folder that such a run made.
+    progress : callable, optional
+        As in :func:`nsan.model.machine.run`.
+
+    Returns
+    -------
+    dict
+        What ``model.json`` says: recipe, profiles with their errors, and counts. Equal recipes give
+        equal files.
+
+    Raises
+    ------
+    ProgramError
+        If the program cannot be run.
+    OutputExistsError, OutputWriteError
+        If the folder is there already, is not one of these, or cannot be written.
+    """
+    _check_place(folder, overwrite=overwrite)
+    happened = run(recipe.program, recipe.settings, progress)
+    name = recipe.program.name
+    plain = record(happened, recipe.settings, name)
+    is_plain = recipe.style == PLAIN
+    tables = plain if is_plain else record(happened, recipe.settings, name, recipe.style)
+    with _building(folder) as scratch:
+        machine = Machine(f"nsan-model {name}", _note(recipe.settings), 0, happened.end_ns)
+        write_export(scratch / export_name(folder), tables, machine, recipe.options)
+        (scratch / TRUTH).mkdir()
+        facts = {}
+        for table, frame in truth(happened, recipe.settings, plain):
+            facts[table] = frame.height
+            frame.write_parquet(scratch / TRUTH / f"{table}.parquet")
+        about = _about(recipe, tables, facts)
+        (scratch / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    return about
+
+
+def _note(settings: Settings) -> str:
+    return f"model of nsan {nsan.__version__}, host {settings.host}"
+
+
+def _about(
+    recipe: Recipe, tables: Mapping[str, pl.DataFrame], facts: Mapping[str, int]
+) -> dict[str, Any]:
+    settings = recipe.settings
+    host, gpu = settings.host_profile, settings.gpu_profile
+    return {
+        "kind": "modelled",
+        "nsan": nsan.__version__,
+        "program": recipe.program.name,
+        "n_operations": len(recipe.program.operations),
+        "peak_managed_bytes": peak_bytes(recipe.program),
+        "capacity_bytes": settings.capacity_chunks * VA_BLOCK_BYTES,
+        "settings": asdict(settings),
+        "profiles": {
+            "host": {"description": host.description, "source": host.source, "error": host.error},
+            "gpu": {"description": gpu.description, "source": gpu.source, "error": gpu.error},
+        },
+        "style": asdict(recipe.style),
+        "export": asdict(recipe.options),
+        "rows": {table: frame.height for table, frame in tables.items() if frame.height},
+        "truth": {
+            table: {"rows": n_rows, "row": TRUTH_TABLES[table].row}
+            for table, n_rows in facts.items()
+        },
+    }
+
+
+def _check_place(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a place that is taken, before the work and not after it."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not (folder / ABOUT).is_file():
+        raise OutputExistsError(folder, "exists and was not made by `nsan model`")
+    if not overwrite:
+        raise OutputExistsError(folder)
+
+
+@contextlib.contextmanager
+def _building(folder: Path) -> Iterator[Path]:
+    """Fill a scratch folder, and put it in place when it is whole."""
+    scratch: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = scratch_beside(folder, "model")
+        made = scratch / "made"
+        made.mkdir()
+        yield made
+        with undisturbed():
+            if folder.exists():
+                folder.rename(scratch / "before")
+            made.rename(folder)
+    except OSError as error:
+        raise OutputWriteError(folder, error.strerror or str(error)) from error
+    finally:
+        if scratch is not None:
+            with undisturbed():
+                shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,165 @@
+"""The modelled traces of sample_data: what each shows, and how to make them again row for row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from nsan.io.sqlite_file import CellType, SqliteFile
+from nsan.model.making import Recipe, make, oversubscribed
+from nsan.model.settings import Settings
+from nsan.model.workloads import Size, workload
+from nsan.units import MIB
+
+HASHES: Final = "hashes.json"
+_VERSIONED: Final = ("META_DATA_EXPORT", "TARGET_INFO_SYSTEM_ENV")
+"""They name the version of nsan."""
+
+_ALL_ROWS: Final = (0, 1 << 62)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trace of sample_data: what it shows, its workload, and how far GPU memory is exceeded."""
+
+    shows: str
+    workload: str
+    size: Size
+    factor: float | None = None
+
+    def recipe(self) -> Recipe:
+        """Say how it is made."""
+        program = workload(self.workload).build(self.size)
+        settings = Settings(n_gpus=self.size.n_gpus, seed=self.size.seed)
+        if self.factor is not None:
+            settings = oversubscribed(settings, program, self.factor)
+        return Recipe(program, settings)
+
+    def command(self, name: str) -> str:
+        """Give the command line that makes the same trace."""
+        parts = [f"nsan model run {self.workload} --size {self.size.n_bytes // MIB}MiB"]
+        if self.size.iterations > 1:
+            parts.append(f"--iterations {self.size.iterations}")
+        if self.size.prefetch != "none":
+            parts.append(f"--prefetch {self.size.prefetch}")
+        if self.size.n_gpus > 1:
+            parts.append(f"--gpus {self.size.n_gpus}")
+        if self.factor is not None:
+            parts.append(f"--oversubscription-factor {self.factor}")
+        return " ".join([*parts, "-o", name])
+
+
+SAMPLES: Final[dict[str, Sample]] = {
+    "stream": Sample(
+        "many thread blocks stream through two arrays that the CPU filled: batches of many faults, the "
+        "density prefetcher at work",
+        "stream",
+        Size(32 * MIB),
+    ),
+    "random": Sample(
+        "gathers of random elements, GPU memory exceeded: most of what comes is evicted unused",
+        "random",
+        Size(8 * MIB),
+        1.25,
+    ),
+    "first_touch": Sample(
+        "an array that the GPU touches first: fault rows without a copy, then the CPU reads a quarter",
+        "first-touch",
+        Size(32 * MIB),
+    ),
+    "ping_pong": Sample(
+        "the host polls a flag that a kernel writes: pages to and fro, throttled spins, a pin",
+        "ping-pong",
+        Size(8 * MIB, iterations=2),
+    ),
+    "oversubscribed_sweep": Sample(
+        "four steps over one array in two thirds of the memory that it needs: each step finds it "
+        "evicted by the one before",
+        "sweep",
+        Size(48 * MIB, iterations=4),
+        1.5,
+    ),
+    "user_prefetch": Sample(
+        "the same program as stream with cudaMemPrefetchAsync: rows of 2 MiB, no fault",
+        "stream",
+        Size(32 * MIB, prefetch="back"),
+    ),
+    "advice": Sample(
+        "arrays under read-mostly, preferred location and accessed-by, and one without: duplicates, "
+        "remote mappings, no fault at all",
+        "advice",
+        Size(32 * MIB, iterations=2),
+    ),
+    "two_gpus": Sample(
+        "two GPUs take turns on one array: copies from GPU to GPU",
+        "two-gpus",
+        Size(24 * MIB, iterations=2, n_gpus=2),
+    ),
+}
+"""Samples by name."""
+
+
+def make_samples(
+    folder: Path, *, overwrite: bool = False, tell: Callable[[str], None] | None = None
+) -> dict[str, dict[str, str]]:
+    """Make all samples and note a hash of the rows of each of their tables.
+
+    Parameters
+    ----------
+    folder : Path
+        Gets a folder per sample, and ``hashes.json``.
+    overwrite : bool, default False
+        Replace samples that are there.
+    tell : callable, optional
+        Called with the name of each sample before it is made.
+
+    Returns
+    -------
+    dict
+        By sample, then by table: SHA-256 of its rows. Every machine gets the same.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    hashes = {}
+    for name, sample in SAMPLES.items():
+        if tell:
+            tell(name)
+        make(sample.recipe(), folder / name, overwrite=overwrite)
+        hashes[name] = table_hashes(folder / name)
+    text = json.dumps(hashes, indent=2, sort_keys=True) + "\n"
+    (folder / HASHES).write_text(text, encoding="utf-8")
+    return hashes
+
+
+def table_hashes(folder: Path) -> dict[str, str]:
+    """Hash the rows of each event table of a made trace, and of its truth.
+
+    Parameters
+    ----------
+    folder : Path
+        What :func:`nsan.model.making.make` wrote.
+
+    Returns
+    -------
+    dict of str to str
+        By table, truth tables as ``truth/NAME``: SHA-256 over the rows as text, in order.
+    """
+    hashes = {}
+    with SqliteFile(folder / f"{folder.name}.sqlite") as database:
+        for table in database.table_names:
+            if table not in _VERSIONED:
+                columns: dict[str, CellType] = dict.fromkeys(database.columns(table), "text")
+                rows, _ = database.read(table, columns, _ALL_ROWS)
+                hashes[table] = _hash(rows)
+    for file in sorted((folder / "truth").glob("*.parquet")):
+        hashes[f"truth/{file.stem}"] = _hash(pl.read_parquet(file))
+    return hashes
+
+
+def _hash(rows: pl.DataFrame) -> str:
+    return hashlib.sha256(rows.write_csv().encode()).hexdigest()
