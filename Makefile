@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format soak bench lab clean
+.PHONY: help demo test check format soak bench samples lab clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -30,7 +30,7 @@ $(VENV)/.lab: $(VENV)/.base
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[lab]'
 	@touch $@
 
-demo: $(VENV)/.base ## Import real captures and print their summaries
+demo: $(VENV)/.base ## Import captures and print their summaries
 	$(BIN)/nsan import sample_data/um_vector_add_rtx4060l.sqlite -o demo-output/um_vector_add
 	@echo
 	$(BIN)/nsan summary demo-output/um_vector_add
@@ -40,6 +40,10 @@ demo: $(VENV)/.base ## Import real captures and print their summaries
 	$(BIN)/nsan import sample_data/nvprof_hotspot_v100_1024.log.gz -o demo-output/hotspot
 	@echo
 	$(BIN)/nsan summary demo-output/hotspot
+	@echo
+	@echo 'A modelled one, of a program that needs more memory than the GPU has:'
+	@echo
+	$(BIN)/nsan summary sample_data/model/oversubscribed_sweep/oversubscribed_sweep.sqlite
 
 test: $(VENV)/.dev ## All tests with small counts and fixed seeds; what CI runs
 	$(BIN)/python -m pytest -n $(WORKERS) -p no:randomly
@@ -59,6 +63,9 @@ soak: $(VENV)/.dev ## Property and fuzz tests with large counts and random seeds
 
 bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BENCH_ARGS=--large for 5 M faults)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.run $(BENCH_ARGS)
+
+samples: $(VENV)/.dev ## Make the modelled traces of sample_data/model again, row for row
+	$(BIN)/nsan model samples -o sample_data/model --force-overwrite
 
 lab: $(VENV)/.lab ## JupyterLab with nsan installed
 	$(BIN)/jupyter lab

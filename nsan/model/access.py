@@ -8,7 +8,7 @@ phase 1 wait for them, as a store waits for its loads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from nsan.errors import ProgramError
 from nsan.model.engine import patterns
@@ -45,6 +45,24 @@ class Access:
     n_bytes: int | None = None
 
     pattern: ClassVar[int]
+    _at_least_one: ClassVar[tuple[str, ...]] = ("element_bytes",)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no sense."""
+        for name in self._at_least_one:
+            if getattr(self, name, 1) < 1:
+                raise ProgramError(
+                    f"{type(self).__name__} of {self.allocation!r} has {name} "
+                    f"{getattr(self, name)}",
+                    "Take 1 or more",
+                )
+        if self.phase not in (0, 1):
+            raise ProgramError(f"Phase {self.phase} of {self.allocation!r}", "Take 0 or 1")
+
+    @property
+    def unit_bytes(self) -> int:
+        """What must fit into the stream's part at least."""
+        return 1
 
     def own_numbers(self, _shape: Shape) -> list[int]:
         """Give the numbers of the pattern (:mod:`nsan.model.engine.patterns`)."""
@@ -110,6 +128,7 @@ class Strided(Access):
     stride_bytes: int
     element_bytes: int = 4
     pattern: ClassVar[int] = patterns.STRIDE
+    _at_least_one: ClassVar[tuple[str, ...]] = ("stride_bytes", "element_bytes")
 
     def own_numbers(self, shape: Shape) -> list[int]:
         """Stride, threads, element."""
@@ -138,6 +157,11 @@ class Random(Access):
     draws: int | None = None
     seed: int = 1
     pattern: ClassVar[int] = patterns.RANDOM
+
+    @property
+    def unit_bytes(self) -> int:
+        """One element."""
+        return self.element_bytes
 
     def own_numbers(self, shape: Shape) -> list[int]:
         """Element, draws, seed."""
@@ -186,10 +210,14 @@ class Stencil(Access):
     halo: int = 0
     element_bytes: int = 4
     pattern: ClassVar[int] = patterns.STENCIL
+    _at_least_one: ClassVar[tuple[str, ...]] = ("width", "height", "tile", "element_bytes")
 
     def own_numbers(self, _shape: Shape) -> list[int]:
         """Width, height, tile, halo, element."""
         return [self.width, self.height, self.tile, self.halo, self.element_bytes]
+
+
+_ROLES: Final = {"A": patterns.MATMUL_A, "B": patterns.MATMUL_B, "C": patterns.MATMUL_C}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +240,15 @@ class Matrix(Access):
     n: int
     tile: int = 32
     element_bytes: int = 4
+    _at_least_one: ClassVar[tuple[str, ...]] = ("n", "tile", "element_bytes")
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no sense, and a matrix that is none of the three."""
+        super().__post_init__()
+        if self.role not in _ROLES:
+            raise ProgramError(
+                f"There is no matrix {self.role!r}", f"There are {', '.join(_ROLES)}"
+            )
 
     def own_numbers(self, _shape: Shape) -> list[int]:
         """Columns, tile, element, tiles per row, last step."""
@@ -225,8 +262,7 @@ class Matrix(Access):
     @property
     def pattern(self) -> int:  # type: ignore[override]
         """The pattern of its role."""
-        roles = {"A": patterns.MATMUL_A, "B": patterns.MATMUL_B, "C": patterns.MATMUL_C}
-        return roles[self.role]
+        return _ROLES[self.role]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +283,12 @@ class Chase(Access):
     element_bytes: int = 64
     seed: int = 1
     pattern: ClassVar[int] = patterns.CHASE
+    _at_least_one: ClassVar[tuple[str, ...]] = ("hops", "element_bytes")
+
+    @property
+    def unit_bytes(self) -> int:
+        """One element."""
+        return self.element_bytes
 
     def own_numbers(self, _shape: Shape) -> list[int]:
         """Element, seed."""
@@ -269,6 +311,7 @@ class Broadcast(Access):
 
     chunk_bytes: int = 4096
     pattern: ClassVar[int] = patterns.BROADCAST
+    _at_least_one: ClassVar[tuple[str, ...]] = ("chunk_bytes",)
 
     def own_numbers(self, _shape: Shape) -> list[int]:
         """Chunk, items."""

@@ -98,7 +98,9 @@ class Layout:
                 self._allocate(operation)
             elif isinstance(operation, DeviceAllocate):
                 self._device.add(operation.name)
-            elif isinstance(operation, Free) and operation.name not in self._device:
+            elif isinstance(operation, Free) and operation.name in self._device:
+                self._device.discard(operation.name)
+            elif isinstance(operation, Free):
                 self._free(operation.name)
         self._normalise()
 
@@ -107,7 +109,7 @@ class Layout:
             raise ProgramError(
                 f"Allocation {operation.name!r} has {operation.n_bytes} byte", "Give it one or more"
             )
-        if operation.name in self._runs:
+        if operation.name in self._runs or operation.name in self._device:
             raise ProgramError(
                 f"Allocation {operation.name!r} is made twice", "Free the first, or rename one"
             )

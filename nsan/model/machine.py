@@ -218,6 +218,8 @@ class _Host:
         self._now = self._streams.touch(pages, ns_per_page, self._now, write=operation.write)
 
     def _host_wait(self, operation: HostWait) -> None:
+        if operation.ns < 0:
+            raise ProgramError(f"A wait of {operation.ns} ns", "Time goes one way")
         self._spend(operation.ns)
 
     def _synchronize(self, _: Synchronize) -> None:
@@ -250,11 +252,12 @@ class _Host:
 
     def _launch(self, operation: Launch) -> None:
         kernel = operation.kernel
-        if not 1 <= len(kernel.streams) <= st.MAX_STREAMS or min(kernel.grid, kernel.threads) < 1:
+        least = min(kernel.grid, kernel.threads, kernel.repeat)
+        if not 1 <= len(kernel.streams) <= st.MAX_STREAMS or least < 1:
             raise ProgramError(
-                f"Kernel {kernel.name!r} has {len(kernel.streams)} streams, grid {kernel.grid} and "
-                f"{kernel.threads} threads",
-                f"Give it 1 to {st.MAX_STREAMS} streams, a grid and threads",
+                f"Kernel {kernel.name!r} has {len(kernel.streams)} streams, grid {kernel.grid}, "
+                f"{kernel.threads} threads and {kernel.repeat} sweeps",
+                f"Give it 1 to {st.MAX_STREAMS} streams, and 1 or more of the others",
             )
         gpu = self._gpu(operation.device)
         correlation = self._call("cudaLaunchKernel_v7000", self._spend(_LAUNCH_NS))

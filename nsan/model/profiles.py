@@ -30,6 +30,8 @@ class HostProfile:
         Page size of the host.
     block_ns, page_ns, fault_ns, first_block_ns, between_ns : float
         The coefficients a, b, e, f and R, ns.
+    replay_ns : float
+        From the last copy of a batch to the end of its replay, a part of ``between_ns``.
     spin_ns : float
         Service of a batch that moves nothing, ns.
     cold_ns : float
@@ -52,6 +54,7 @@ class HostProfile:
     fault_ns: float
     first_block_ns: float
     between_ns: float
+    replay_ns: float
     spin_ns: float
     cold_ns: float
     cpu_fault_ns: float
@@ -111,6 +114,7 @@ _EPYC: Final = HostProfile(
     700.0,
     45_000.0,
     20_000.0,
+    2_400.0,
     5_000.0,
     250_000.0,
     21_000.0,
@@ -134,6 +138,7 @@ HOSTS: Final[dict[str, HostProfile]] = {
             0.0,
             130_000.0,
             8_300.0,
+            2_400.0,
             5_000.0,
             500_000.0,
             30_000.0,
@@ -152,6 +157,7 @@ HOSTS: Final[dict[str, HostProfile]] = {
             0.0,
             31_000.0,
             23_000.0,
+            2_400.0,
             5_000.0,
             120_000.0,
             21_000.0,
@@ -169,7 +175,8 @@ HOSTS: Final[dict[str, HostProfile]] = {
             250.0,
             2_500.0,
             45_000.0,
-            20_000.0,
+            25_000.0,
+            8_000.0,
             3_000.0,
             650_000.0,
             21_000.0,
@@ -183,11 +190,12 @@ HOSTS: Final[dict[str, HostProfile]] = {
             "power9",
             "IBM POWER9, 64 KiB pages",
             65536,
-            15_000.0,
+            30_000.0,
             4_000.0,
             2_500.0,
             45_000.0,
-            20_000.0,
+            35_000.0,
+            15_000.0,
             3_000.0,
             250_000.0,
             21_000.0,

@@ -104,8 +104,7 @@ class Settings:
     def rules(self) -> Rules:
         """Give the engine's plain numbers."""
         host, gpu = self.host_profile, self.gpu_profile
-        replay_ns = 2_400
-        retry_ns = 1_000
+        replay_ns, retry_ns = int(host.replay_ns), 100
         return Rules(
             page_bytes=host.page_bytes,
             block_pages=VA_BLOCK_BYTES // host.page_bytes,
@@ -139,6 +138,7 @@ class Settings:
             evict_ns=int(host.evict_ns),
             cpu_fault_ns=int(host.cpu_fault_ns),
             cpu_touch_ns=int(host.cpu_touch_ns),
+            wake_ns=5_000,
             prefetch_block_ns=int(host.prefetch_block_ns),
             htod_latency_ns=gpu.htod[0] * 1_000,
             htod_ns_per_byte=1 / gpu.htod[1],

@@ -135,8 +135,8 @@ class Streams:
     def take_chunks(self, gpu: int, n_chunks: int, time: int) -> int | None:
         """Take chunks away from managed memory, evicting; give when that is done, None if it cannot."""
         numbers = self.state.gpu.now[gpu]
-        if n_chunks > numbers[st.CAPACITY]:
-            return None
+        if n_chunks >= numbers[st.CAPACITY]:
+            return None  # one chunk stays: without any no page could ever come
         numbers[st.CAPACITY] -= n_chunks
         while numbers[st.USED] > numbers[st.CAPACITY]:
             time = max(time, int(loop.shrink(self._handle, self.rules, gpu, time)))
@@ -255,6 +255,12 @@ def _encoded(
         raise ProgramError(
             f"A stream of {kernel.name!r} goes past {place.name!r} ({place.n_bytes} byte)",
             "Keep offset_bytes + n_bytes within it",
+        )
+    if stream.unit_bytes > n_bytes:
+        raise ProgramError(
+            f"One element of a stream of {kernel.name!r} has {stream.unit_bytes} byte, its part of "
+            f"{place.name!r} {n_bytes}",
+            "Make the element smaller",
         )
     shape = Shape(kernel.grid, kernel.threads, page_bytes)
     own = stream.own_numbers(shape)

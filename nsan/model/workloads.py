@@ -158,7 +158,11 @@ def hotspot(n: int, *, host_delay_ns: int = 0, descending: bool = False) -> Prog
     power = Stencil(allocation="power", width=n, height=n, tile=12, halo=2)
     result = Stencil(allocation="result", width=n, height=n, tile=12, write=True, phase=1)
     kernel = Kernel(
-        "calculate_temp", tiles * tiles, 256, (temperature, power, result), compute_ns_per_mib=2e6
+        "calculate_temp",
+        tiles * tiles,
+        256,
+        (temperature, power, result),
+        compute_ns_per_mib=700_000.0,
     )
     read, written = 89_000_000.0, 178_000_000.0  # fscanf and fprintf of each float, measured
     return Program(

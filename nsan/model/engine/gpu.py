@@ -139,6 +139,7 @@ def _collect(state: State, rules: Rules, gpu: int, slot: int) -> int:
     place = (numbers[TB], now[GRID], numbers[STEP] % now[SWEEP_STEPS], numbers[STEP])
     item = numbers[CURSOR]
     n = 0
+    cut = False
     more = True
     while more and n <= MAX_PENDING - 2 * now[STREAMS]:
         more = False
@@ -151,10 +152,15 @@ def _collect(state: State, rules: Rules, gpu: int, slot: int) -> int:
             if length:
                 last = (first + length - 1) // rules.page_bytes
                 for page in range(first // rules.page_bytes, last + 1):
-                    missing = not accessible(state, page, gpu + 1, stream[WRITES])
-                    if missing and n < MAX_PENDING:
-                        state.gpu.pending[gpu, slot, n] = page << 1 | stream[WRITES]
-                        n += 1
+                    if accessible(state, page, gpu + 1, stream[WRITES]):
+                        continue
+                    if n == MAX_PENDING:
+                        cut = True
+                        break
+                    state.gpu.pending[gpu, slot, n] = page << 1 | stream[WRITES]
+                    n += 1
+        # An item with more pages than fit is looked at again when these are there.
+        more = more and not cut
         item += more
     numbers[CURSOR] = item
     numbers[PENDING] = n
@@ -221,6 +227,11 @@ def fetch(state: State, rules: Rules, gpu: int, time: int) -> None:
     if n == 0:
         call_driver(state, rules, gpu)
         return
+    free_ns = _when_free(state, rules, gpu, n, time)
+    if free_ns > time:
+        now[FETCH_DUE] = 1
+        put(state.queue, free_ns, FETCH, gpu)
+        return
     entries = _sorted(state.gpu.entry_page[gpu], n)
     raised = state.gpu.entry_ns[gpu, 0]
     left = now[BUFFERED] - n_arrived
@@ -230,6 +241,25 @@ def fetch(state: State, rules: Rules, gpu: int, time: int) -> None:
     now[BUFFERED] = left
     now[IN_SERVICE] = 1
     _serve(state, rules, gpu, entries, (raised, time))
+
+
+@compiled
+def _when_free(state: State, rules: Rules, gpu: int, n: int, time: int) -> int:
+    """Say when nobody else works on a block of this batch: until then its lock is held.
+
+    What was brought to another processor is used there first: another GPU's replay, or the CPU's next
+    access, comes before this batch. So everyone goes on.
+    """
+    free_ns = time
+    for i in range(n):
+        block = (state.gpu.entry_page[gpu, i] >> 1) // rules.block_pages
+        if state.memory.busy_ns[block] > time:
+            free_ns = max(free_ns, state.memory.busy_ns[block])
+    if free_ns > time:
+        for other in range(state.gpu.now.shape[0]):
+            if other != gpu and state.gpu.now[other, IN_SERVICE]:
+                free_ns = max(free_ns, state.gpu.now[other, SERVICE_END])
+    return free_ns
 
 
 @compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from nsan.model.engine.jit import compiled
-from nsan.model.engine.queue import put
+from nsan.model.engine.queue import put, random_below
 from nsan.model.engine.residency import accessible
 from nsan.model.engine.service import log_cpu_fault, serve_cpu_fault
 from nsan.model.engine.state import (
@@ -73,7 +73,8 @@ def _fault(state: State, rules: Rules, page: int, time: int) -> int:
         host[FAULT_LOGGED] = 1
     busy = state.memory.busy_ns[page // rules.block_pages]
     if busy > time:
-        return busy
+        # Who waits for a lock wakes up some time after it is free; a GPU's replay may come first.
+        return busy + random_below(state.scratch, rules.wake_ns)
     outcome, again = serve_cpu_fault(state, rules, page, host[HOST_WRITES], time)
     if outcome == THROTTLED:
         host[FAULT_LOGGED] = 0

@@ -26,12 +26,13 @@ from nsan.model.engine.state import (
     REPLAY,
     RUNNING,
     TB_READY,
+    UNPIN,
     USED,
     Log,
     Rules,
     State,
 )
-from nsan.model.engine.thrashing import forget
+from nsan.model.engine.thrashing import forget, unpin
 
 IDLE: Final = 0
 """No event is left."""
@@ -106,6 +107,8 @@ def advance(state: State, rules: Rules) -> int:
             fetch(state, rules, argument, time)
         elif kind == REPLAY:
             replay(state, rules, argument, time)
+        elif kind == UNPIN:
+            unpin(state, argument, time)
     return PAUSED
 
 

@@ -41,12 +41,14 @@ GRID_NS = 32
 
 @compiled
 def accessible(state: State, page: int, processor: int, write: int) -> bool:
-    """Say whether an access needs no fault: a valid copy, the only one if written, or a remote mapping."""
+    """Say whether an access needs no fault: a valid copy, or a mapping of one; the only one if written."""
     bit = 1 << processor
     where = state.memory.where[page]
     if where == bit or (where & bit and not write):
         return True
-    if state.memory.remote[page] & bit and where:
+    if where == 0 or (write and where & (where - 1)):
+        return False
+    if state.memory.remote[page] & bit:
         return True
     # accessed_by: the driver maps such pages as soon as they are somewhere.
     return bool(state.memory.accessed_by[page] & bit and where & CPU_BIT and processor != CPU)
@@ -182,7 +184,8 @@ def copy_run(
     time[LAST_END] = end
     time[COPIED] = max(time[COPIED], end)
     ready = state.chunks.ready_ns
-    ready[dst, page // rules.block_pages] = max(ready[dst, page // rules.block_pages], end + 1)
+    block = page // rules.block_pages
+    ready[dst, block] = max(ready[dst, block], end + rules.turnaround_ns)
     state.gpu.copies_free_ns[gpu, engine] = end
     row = log.copies[log.n[N_COPIES]]
     row[0], row[1], row[2], row[3] = start, end, page, n_pages
@@ -210,7 +213,7 @@ def evict_one(state: State, rules: Rules, gpu: int) -> None:
         if memory.evicted_ns[page] == 0:
             memory.evicted_ns[page] = end
     release(state, gpu, victim, n_copied + n_dropped)
-    time[COPY_AFTER] = max(time[COPY_AFTER], end + 1)
+    time[COPY_AFTER] = max(time[COPY_AFTER], end + rules.turnaround_ns)
     time[LAST_END] = -1
     row = log.evictions[log.n[N_EVICTIONS]]
     row[0], row[1], row[2], row[3], row[4], row[5] = start, end, gpu, victim, n_copied, n_dropped
@@ -238,7 +241,9 @@ def _evict_pages(state: State, rules: Rules, gpu: int, first: int) -> int:
             run = -1
         if inside and not only and memory.where[page] & bit:
             memory.where[page] &= ~bit
-            log_change(state.log, state.scratch.time[CPU_DONE], gpu + 1, page, CLEAN_EVICTION)
+            arrived = state.chunks.ready_ns[gpu + 1, page // rules.block_pages]
+            when = max(state.scratch.time[CPU_DONE], arrived)
+            log_change(state.log, when, gpu + 1, page, CLEAN_EVICTION)
             n_dropped += 1
     return n_dropped
 
@@ -321,9 +326,10 @@ def _staged_run(
     time[LAST_END] = -1
     copy_run(state, rules, page, n_pages, source, CPU, mark)
     after = time[COPY_AFTER]
-    time[COPY_AFTER] = time[LAST_END] + 1
+    time[COPY_AFTER] = time[LAST_END] + rules.turnaround_ns
     time[LAST_END] = -1
-    copy_run(state, rules, page, n_pages, CPU, dst, mark)
+    # Nothing stays at the CPU, whatever the source keeps.
+    copy_run(state, rules, page, n_pages, CPU, dst, mark & CAUSE_BITS)
     time[COPY_AFTER] = after
 
 

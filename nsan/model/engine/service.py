@@ -84,6 +84,8 @@ def fault_on(state: State, rules: Rules, page: int, processor: int, write: int) 
         memory.where[page] = CPU_BIT
         log_change(state.log, time, CPU, page, FIRST_TOUCH)
     if wants_remote(state, page, processor):
+        if write:
+            drop_other_copies(state, page, CPU, time)
         memory.remote[page] |= bit
         return REMOTE
     decision = advise(state, rules, page, processor, time)
@@ -256,7 +258,9 @@ def serve_cpu_fault(
         widen(state, rules, block, CPU)
     _count_moves(state, rules, block, CPU)
     bring_pages(state, rules, block, CPU)
-    return outcome, max(scratch.time[COPIED], scratch.time[CPU_DONE]) + rules.replay_ns
+    again = max(scratch.time[COPIED], scratch.time[CPU_DONE]) + rules.replay_ns
+    state.memory.busy_ns[block] = max(state.memory.busy_ns[block], again)
+    return outcome, again
 
 
 @compiled

@@ -65,6 +65,7 @@ HOST_READY: Final = number(2)
 FETCH: Final = number(3)
 REPLAY: Final = number(4)
 RAISE_MORE: Final = number(5)
+UNPIN: Final = number(6)
 
 # Numbers of one GPU: columns of Gpu.now.
 IN_SERVICE: Final = number(0)
@@ -182,6 +183,7 @@ class Rules(NamedTuple):
     evict_ns: int
     cpu_fault_ns: int
     cpu_touch_ns: int
+    wake_ns: int
     prefetch_block_ns: int
     htod_latency_ns: float
     htod_ns_per_byte: float
@@ -324,6 +326,9 @@ LOG_COLUMNS: Final = {
 }
 """Columns of each table of the log, in order."""
 
+MAX_PINS: Final = 1 << 16
+"""Pages that can be pinned at once; what comes beyond stays pinned."""
+
 MAX_SLOTS: Final = 4096
 """Most resident thread blocks of a GPU."""
 
@@ -337,7 +342,7 @@ def new_state(
     """Make the arrays of a machine with no page resident anywhere."""
     n_gpus = len(capacity_chunks)
     n_blocks = n_pages // rules.block_pages
-    n_events = 2 * MAX_SLOTS * (n_gpus + 1)
+    n_events = 2 * MAX_SLOTS * (n_gpus + 1) + (MAX_PINS if rules.thrashing else 0)
     n_leaves = rules.block_pages // rules.leaf_pages
     return State(
         _new_memory(n_pages, n_blocks, n_pages if rules.thrashing else 1),

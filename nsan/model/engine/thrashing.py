@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Final
 
 from nsan.model.engine.jit import compiled
+from nsan.model.engine.queue import put
 from nsan.model.engine.state import (
     CPU,
+    MAX_PINS,
     N_MEASURES,
     REMOTE_MAP,
     THRASHING,
     THROTTLING,
+    UNPIN,
     Rules,
     State,
     number,
@@ -62,6 +65,8 @@ def advise(state: State, rules: Rules, page: int, processor: int, time: int) -> 
         return WAIT
     if memory.throttles[page] >= rules.pin_after:
         memory.pinned_ns[page] = time + rules.pin_ns
+        if state.queue.n[0] < MAX_PINS:
+            put(state.queue, time + rules.pin_ns, UNPIN, page)
         memory.throttles[page] = 0
         memory.owner[page] = -1
         log_measure(state, time, time, processor, page, REMOTE_MAP)
@@ -90,6 +95,14 @@ def watch(state: State, rules: Rules, block: int, processor: int, time: int) -> 
     memory.toucher[block] = processor
     memory.touched_ns[block] = time
     return counted
+
+
+@compiled
+def unpin(state: State, page: int, time: int) -> None:
+    """End a pin: the mapping goes, and the next access faults."""
+    if state.memory.pinned_ns[page] <= time:
+        state.memory.pinned_ns[page] = 0
+        state.memory.remote[page] = 0
 
 
 @compiled
