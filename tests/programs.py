@@ -157,28 +157,28 @@ def parts(draw, n_bytes):
 
 
 @st.composite
-def accesses(draw, sizes_by_name):
-    """An access stream over one of the allocations."""
+def accesses(draw, sizes_by_name, most_bytes):
+    """An access stream over one of the allocations, or over no more than ``most_bytes`` of it."""
     name = draw(st.sampled_from(sorted(sizes_by_name)))
     offset, n_bytes = draw(parts(sizes_by_name[name]))
-    size = sizes_by_name[name] - offset if n_bytes is None else n_bytes
+    size = min(sizes_by_name[name] - offset if n_bytes is None else n_bytes, most_bytes)
     common = {
         "allocation": name,
         "write": draw(st.booleans()),
         "phase": draw(st.integers(0, 1)),
         "offset_bytes": offset,
-        "n_bytes": n_bytes,
+        "n_bytes": size,
     }
     side = max(int((size // 4) ** 0.5), 1)
-    small = st.integers(1, 64)
+    few = st.integers(1, 16)
     makers = [
         lambda: Stream(**common, backward=draw(st.booleans())),
         lambda: Strided(**common, stride_bytes=draw(st.sampled_from([4 * KIB, 64 * KIB, 5000]))),
-        lambda: Random(**common, element_bytes=1, draws=draw(small), seed=draw(small)),
-        lambda: Zipf(**common, element_bytes=min(256, size), draws=draw(small)),
-        lambda: Stencil(**common, width=side, height=side, tile=draw(small), halo=1),
+        lambda: Random(**common, element_bytes=1, draws=draw(few), seed=draw(few)),
+        lambda: Zipf(**common, element_bytes=min(256, size), draws=draw(few)),
+        lambda: Stencil(**common, width=side, height=side, tile=4 * draw(few), halo=1),
         lambda: Matrix(**common, role=draw(st.sampled_from("ABC")), n=min(side, 256), tile=64),
-        lambda: Chase(**common, hops=draw(small), element_bytes=min(64, size)),
+        lambda: Chase(**common, hops=4 * draw(few), element_bytes=min(64, size)),
         lambda: Broadcast(**common, chunk_bytes=draw(st.sampled_from([4 * KIB, 64 * KIB]))),
     ]
     return draw(st.sampled_from(makers))()
@@ -186,12 +186,14 @@ def accesses(draw, sizes_by_name):
 
 @st.composite
 def kernels(draw, sizes_by_name):
-    """A kernel over some of the allocations."""
-    streams = draw(st.lists(accesses(sizes_by_name), min_size=1, max_size=3))
+    """A kernel over some of the allocations, of no more than about 64 steps."""
+    grid, threads = draw(st.integers(1, 12)), draw(st.sampled_from([1, 32, 256, 1024]))
+    most_bytes = 64 * max(grid * threads * 4, 4 * KIB if grid == 1 else 0)
+    streams = draw(st.lists(accesses(sizes_by_name, most_bytes), min_size=1, max_size=3))
     return Kernel(
         draw(st.sampled_from("pqr")),
-        draw(st.integers(1, 12)),
-        draw(st.sampled_from([1, 32, 256, 1024])),
+        grid,
+        threads,
         tuple(streams),
         compute_ns_per_mib=draw(st.sampled_from([0.0, 10_000.0, 200_000.0])),
         repeat=draw(st.integers(1, 2)),

@@ -83,13 +83,11 @@ class _Host:
         self._program, self._settings = program, settings
         self._layout = Layout(program.operations, descending=program.descending)
         self._happened = Happened()
-        self._done = 0
-        self._progress = progress or (lambda _operations, _batches: None)
+        # Not a method of this object: a cycle would keep the engine's arrays until the collector runs.
+        done = self._done = [0]
+        tell = progress or (lambda _operations, _batches: None)
         self._streams = Streams(
-            settings,
-            self._layout.n_bytes,
-            self._happened,
-            lambda batches: self._progress(self._done, batches),
+            settings, self._layout.n_bytes, self._happened, lambda batches: tell(done[0], batches)
         )
         self._now = 0
         self._places = iter(self._layout.places)
@@ -118,7 +116,7 @@ class _Host:
         }
         for operation in self._program.operations:
             handlers[type(operation)](operation)
-            self._done += 1
+            self._done[0] += 1
         self._streams.finish()
         self._happened.end_ns = max(self._now, self._streams.free_at)
         for region in self._open:

@@ -6,9 +6,11 @@ Nothing here asks the engine: residency is replayed page by page from the log an
 from __future__ import annotations
 
 import itertools
+import os
 from collections import defaultdict
 from dataclasses import replace
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -29,6 +31,13 @@ from nsan.model.program import (
 )
 from nsan.units import KIB, MIB
 from nsan.uvm.constants import VA_BLOCK_BYTES
+
+N_PROGRAMS = 300 if os.environ.get("NSAN_SOAK") == "1" else 25
+
+
+def every_program(test):
+    """Run a test on random programs: 300 in `make soak`."""
+    return hypothesis.settings(max_examples=N_PROGRAMS)(given(programs())(test))
 
 
 class Residency:
@@ -65,8 +74,8 @@ class Residency:
 def instants(ran):
     """Go through the residency changes; give the time and the residency after each instant."""
     residency = Residency(ran)
-    for time, rows in itertools.groupby(residency_changes(ran), key=lambda row: row["time_ns"]):
-        rows = list(rows)
+    by_time = itertools.groupby(residency_changes(ran), key=lambda row: row["time_ns"])
+    for time, rows in ((time, list(together)) for time, together in by_time):
         for row in rows:
             act = residency.arrive if row["arrives"] else residency.leave
             act(row["place"], row["page"], row["n_pages"])
@@ -125,7 +134,7 @@ def strictly_rising(values):
     return all(a < b for a, b in itertools.pairwise(values))
 
 
-@given(programs())
+@every_program
 def test_no_page_is_in_two_places_unless_it_is_read_duplicated(drawn):
     ran = run_to_end(*drawn)
     duplicated = ever_read_mostly(ran)
@@ -136,7 +145,7 @@ def test_no_page_is_in_two_places_unless_it_is_read_duplicated(drawn):
             assert (n_holders[~duplicated[pages]] <= 1).all(), row
 
 
-@given(programs())
+@every_program
 def test_resident_chunks_never_exceed_the_capacity(drawn):
     ran = run_to_end(*drawn)
     for time, rows, residency in instants(ran):
@@ -144,14 +153,14 @@ def test_resident_chunks_never_exceed_the_capacity(drawn):
             assert residency.chunks[gpu + 1] <= capacity(ran, gpu, time), rows
 
 
-@given(programs())
+@every_program
 def test_pages_in_less_pages_out_and_dropped_are_the_pages_at_the_end(drawn):
     ran = run_to_end(*drawn)
     places = np.arange(ran.settings.n_gpus + 1)[:, None]
     assert (balance(ran) == ran.where[None, :] >> places & 1).all()
 
 
-@given(programs())
+@every_program
 def test_replaying_the_changes_in_time_ends_where_the_engine_ends(drawn):
     ran = run_to_end(*drawn)
     last = Residency(ran)
@@ -161,7 +170,7 @@ def test_replaying_the_changes_in_time_ends_where_the_engine_ends(drawn):
         assert set(np.flatnonzero(holds).tolist()) == ran.resident(place - 1)
 
 
-@given(programs())
+@every_program
 def test_a_migration_is_a_run_of_pages_of_one_block(drawn):
     ran = run_to_end(*drawn)
     for row in ran.rows("copies"):
@@ -172,7 +181,7 @@ def test_a_migration_is_a_run_of_pages_of_one_block(drawn):
         assert row["src"] != row["dst"]
 
 
-@given(programs())
+@every_program
 def test_a_batch_holds_no_more_than_it_may(drawn):
     ran = run_to_end(*drawn)
     pages = defaultdict(list)
@@ -188,7 +197,7 @@ def test_a_batch_holds_no_more_than_it_may(drawn):
         assert (lowest["page"], lowest["n_entries"]) == (batch["page"], batch["n_page_faults"])
 
 
-@given(programs())
+@every_program
 def test_a_gpu_serves_one_batch_after_the_other(drawn):
     ran = run_to_end(*drawn)
     for gpu in range(ran.settings.n_gpus):
@@ -199,7 +208,7 @@ def test_a_gpu_serves_one_batch_after_the_other(drawn):
         assert strictly_rising([b["end_ns"] for b in batches])
 
 
-@given(programs())
+@every_program
 def test_a_kernel_lives_around_its_batches_and_alone_on_its_gpu(drawn):
     ran = run_to_end(*drawn)
     work = ran.happened.work
@@ -215,7 +224,7 @@ def test_a_kernel_lives_around_its_batches_and_alone_on_its_gpu(drawn):
     assert all(w.ready_ns <= w.start_ns for _, w in work)
 
 
-@given(programs())
+@every_program
 def test_copies_of_one_direction_of_a_gpu_never_overlap(drawn):
     ran = run_to_end(*drawn)
     spans = defaultdict(list)
@@ -226,7 +235,7 @@ def test_copies_of_one_direction_of_a_gpu_never_overlap(drawn):
         assert disjoint(own), engine
 
 
-@given(programs())
+@every_program
 def test_the_copies_of_a_batch_lie_between_its_fetch_and_its_end(drawn):
     ran = run_to_end(*drawn)
     batches = {batch["batch"]: batch for batch in ran.rows("batches")}
@@ -236,7 +245,7 @@ def test_the_copies_of_a_batch_lie_between_its_fetch_and_its_end(drawn):
             assert batch["fetched_ns"] <= row["start_ns"] < row["end_ns"] < batch["end_ns"]
 
 
-@given(programs())
+@every_program
 def test_a_page_is_copied_only_from_where_it_is(drawn):
     ran = run_to_end(*drawn)
     residency = Residency(ran)
@@ -251,7 +260,7 @@ def test_a_page_is_copied_only_from_where_it_is(drawn):
             act(row["place"], row["page"], row["n_pages"])
 
 
-@given(programs())
+@every_program
 def test_the_same_program_and_seed_give_the_same_log(drawn):
     first, second = run_to_end(*drawn), run_to_end(*drawn)
     for table, frame in first.happened.log.items():

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from programs import modelled
 
-from nsan.errors import NsanError, ProgramError, UnknownNameError
+from nsan.errors import ProgramError, UnknownNameError
 from nsan.model.access import Broadcast, Chase, Matrix, Random, Stencil, Stream, Strided, Zipf
 from nsan.model.engine import state as engine
 from nsan.model.program import (
@@ -355,6 +355,22 @@ def test_cuda_malloc_takes_chunks_from_managed_memory_and_evicts():
     device = ran.happened.lives[-1]
     assert (device.device, device.n_bytes) == (0, 1)
     assert device.alloc_ns >= ran.rows("evictions")[0]["end_ns"]
+
+
+def test_each_eviction_keeps_its_own_times():
+    # Four chunks, three of them a's: each cudaMalloc but the first evicts one, alone in its log.
+    ran = modelled(
+        Allocate("a", 6 * MIB),
+        Prefetch("a"),
+        *(DeviceAllocate(name, 2 * MIB) for name in "xyz"),
+        capacity_bytes=8 * MIB,
+    )
+    first, second = ran.rows("evictions")
+    assert (first["block"], second["block"]) == (0, 1)
+    calls = [(c.start_ns, c.end_ns) for c in ran.happened.calls if c.name.startswith("cudaMalloc_")]
+    for eviction, (start, end) in zip((first, second), calls[1:], strict=True):
+        assert start <= eviction["start_ns"] < eviction["end_ns"] <= end
+    assert moves(ran) == [(0, CPU, 1024)]
 
 
 def test_cuda_free_gives_the_chunks_back():
@@ -809,7 +825,7 @@ def test_what_no_program_can_do_is_one_clear_error(operations, names):
     ],
 )
 def test_a_stream_that_makes_no_sense_is_one_clear_error(access, numbers):
-    with pytest.raises(ProgramError, match="'a'|'D'"):
+    with pytest.raises(ProgramError, match=r"'a'|'D'"):
         modelled(A, Launch(Kernel("k", 2, 32, (access(allocation="a", **numbers),))), Synchronize())
 
 
