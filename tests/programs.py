@@ -121,21 +121,44 @@ def residency_changes(ran):
 
 # Strategies -------------------------------------------------------------------------------------
 
-small_sizes = st.sampled_from([4 * KIB, 8 * KIB, 64 * KIB])
-sizes = st.one_of(
-    st.sampled_from([4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 2 * MIB + 4 * KIB, 4 * MIB]),
-    st.integers(1, 5 * MIB),
+
+@dataclass(frozen=True)
+class Mood:
+    """What a random program is after."""
+
+    sizes: st.SearchStrategy
+    chunks: st.SearchStrategy
+    paces: tuple[float, ...] = (100_000.0, 0.0, 5e6)
+    repeats: tuple[int, ...] = (1, 2)
+
+
+ANY = Mood(
+    sizes=st.one_of(
+        st.sampled_from([4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 2 * MIB + 4 * KIB, 4 * MIB]),
+        st.integers(1, 5 * MIB),
+    ),
+    chunks=st.integers(1, 6),
 )
+CROWD = Mood(sizes=st.integers(4, 12).map(lambda n: n * 512 * KIB), chunks=st.integers(1, 2))
+"""More blocks than the GPU has room for."""
+
+FIGHT = Mood(
+    sizes=st.sampled_from([4 * KIB, 8 * KIB, 64 * KIB]),
+    chunks=st.integers(1, 3),
+    paces=(1e7, 1e8, 1e9),
+    repeats=(1, 50, 500),
+)
+"""Few pages, used for long: processors meet there."""
 
 
 @st.composite
-def settings(draw, *, n_gpus=None, **fixed):
+def settings(draw, *, mood=ANY, **fixed):
     """A machine with little memory."""
     chosen = {
         "gpu": draw(st.sampled_from(sorted(GPUS))),
         "host": draw(st.sampled_from(sorted(HOSTS))),
-        "n_gpus": n_gpus or draw(st.sampled_from([1, 1, 2, 3])),
-        "capacity_bytes": draw(st.integers(1, 6)) * VA_BLOCK_BYTES,
+        "n_gpus": draw(st.sampled_from([1, 1, 2, 3])),
+        "capacity_bytes": draw(mood.chunks) * VA_BLOCK_BYTES,
         "prefetch": draw(st.booleans()),
         "prefetch_threshold": draw(st.sampled_from([51, 51, 1, 49, 75, 100])),
         "batch_size": draw(st.one_of(st.just(256), st.integers(1, 256))),
@@ -185,7 +208,7 @@ def accesses(draw, sizes_by_name, most_bytes):
 
 
 @st.composite
-def kernels(draw, sizes_by_name):
+def kernels(draw, sizes_by_name, repeats):
     """A kernel over some of the allocations, of no more than about 64 steps."""
     grid, threads = draw(st.integers(1, 12)), draw(st.sampled_from([1, 32, 256, 1024]))
     most_bytes = 64 * max(grid * threads * 4, 4 * KIB if grid == 1 else 0)
@@ -196,7 +219,7 @@ def kernels(draw, sizes_by_name):
         threads,
         tuple(streams),
         compute_ns_per_mib=draw(st.sampled_from([0.0, 10_000.0, 200_000.0])),
-        repeat=draw(st.integers(1, 2)),
+        repeat=draw(st.sampled_from(repeats)),
     )
 
 
@@ -210,11 +233,9 @@ ADVICES = [
 class _Building:
     """A program under way: what is allocated, and the next operation drawn."""
 
-    def __init__(self, draw, machine_settings):
-        self.draw, self.settings = draw, machine_settings
+    def __init__(self, draw, mood, machine_settings):
+        self.draw, self.mood, self.settings = draw, mood, machine_settings
         self.operations, self.live, self.on_device = [], {}, {}
-        # Processors meet on a page only where there are few.
-        self.sizes = draw(st.sampled_from([sizes, small_sizes]))
         self.n_ranges = self.n_names = 0
 
     def add(self, operation):
@@ -235,7 +256,7 @@ class _Building:
 
     def allocate(self):
         name = self.new_name()
-        self.live[name] = self.draw(self.sizes)
+        self.live[name] = self.draw(self.mood.sizes)
         self.add(Allocate(name, self.live[name]))
 
     def free(self):
@@ -257,7 +278,7 @@ class _Building:
 
     def touch(self):
         name, write = self.name(), self.draw(st.booleans())
-        pace = self.draw(st.sampled_from([100_000.0, 0.0, 5e6]))
+        pace = self.draw(st.sampled_from(self.mood.paces))
         offset, n_bytes = self.draw(parts(self.live[name]))
         self.add(HostTouch(name, write, offset, n_bytes, pace))
 
@@ -272,7 +293,7 @@ class _Building:
         self.add(Advise(self.name(), self.draw(st.sampled_from(ADVICES)), self.processor()))
 
     def launch(self):
-        self.add(Launch(self.draw(kernels(self.live)), self.gpu()))
+        self.add(Launch(self.draw(kernels(self.live, self.mood.repeats)), self.gpu()))
 
     def copy(self):
         self.add(Copy(self.name(), self.draw(st.booleans()), self.gpu()))
@@ -293,18 +314,19 @@ class _Building:
             self.add(Mark("mark"))
 
 
-_KINDS = ["launch"] * 5 + ["touch"] * 4 + ["prefetch"] * 2 + ["advise"] * 2 + ["allocate", "free"]
+_KINDS = ["launch"] * 6 + ["touch"] * 4 + ["prefetch"] * 2 + ["advise"] * 2 + ["allocate", "free"]
 _KINDS += ["device_allocate", "wait", "copy", "fill", "synchronize", "nvtx"]
 
 
 @st.composite
-def programs(draw, machine_settings=None, max_operations=12):
+def programs(draw):
     """A random program and the machine that it runs on."""
-    chosen = draw(settings() if machine_settings is None else machine_settings)
-    building = _Building(draw, chosen)
+    mood = draw(st.sampled_from([ANY, CROWD, FIGHT]))
+    chosen = draw(settings(mood=mood))
+    building = _Building(draw, mood, chosen)
     for _ in range(draw(st.integers(1, 3))):
         building.allocate()
-    for kind in draw(st.lists(st.sampled_from(_KINDS), min_size=1, max_size=max_operations)):
+    for kind in draw(st.lists(st.sampled_from(_KINDS), min_size=2, max_size=12)):
         getattr(building, kind)()
     program = Program("random", tuple(building.operations), descending=draw(st.booleans()))
     return program, chosen

@@ -232,11 +232,11 @@ class Streams:
         for i, (name, columns) in enumerate(st.LOG_COLUMNS.items()):
             n = int(log.n[i])
             if n or not self._parts[name]:
-                rows = getattr(log, name)[:n]
+                rows = getattr(log, name)[:n]  # copied below: the engine writes over them
                 self._parts[name].append(
                     pl.DataFrame(
                         {
-                            column: pl.Series(rows[:, k], dtype=pl.Int64).cast(
+                            column: pl.Series(rows[:, k].copy(), dtype=pl.Int64).cast(
                                 _NARROW.get(column, pl.Int64)
                             )
                             for k, column in enumerate(columns)

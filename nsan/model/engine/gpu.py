@@ -250,15 +250,11 @@ def _when_free(state: State, rules: Rules, gpu: int, n: int, time: int) -> int:
     What was brought to another processor is used there first: another GPU's replay, or the CPU's next
     access, comes before this batch. So everyone goes on.
     """
+    memory = state.memory
     free_ns = time
     for i in range(n):
         block = (state.gpu.entry_page[gpu, i] >> 1) // rules.block_pages
-        if state.memory.busy_ns[block] > time:
-            free_ns = max(free_ns, state.memory.busy_ns[block])
-    if free_ns > time:
-        for other in range(state.gpu.now.shape[0]):
-            if other != gpu and state.gpu.now[other, IN_SERVICE]:
-                free_ns = max(free_ns, state.gpu.now[other, SERVICE_END])
+        free_ns = max(free_ns, memory.busy_ns[block], memory.replayed_ns[block])
     return free_ns
 
 
@@ -294,6 +290,8 @@ def _serve(
     n_blocks = serve_batch(state, rules, gpu, entries, outcomes)
     time = state.scratch.time
     end = max(time[COPIED], time[CPU_DONE]) + rules.replay_ns
+    for i in range(entries.shape[0]):
+        state.memory.replayed_ns[(entries[i] >> 1) // rules.block_pages] = end
     _stamp(log, written, number)
     row = log.batches[log.n[N_BATCHES]]
     n_first = _log_entries(state, entries, number)

@@ -204,6 +204,8 @@ class Memory(NamedTuple):
     evicted_ns: Ints
     busy_ns: Ints
     """Per block: until when the driver works on it."""
+    replayed_ns: Ints
+    """Per block: when the replay of that work is done, if a GPU asked for it."""
     leaves_ns: Ints
     """Per block: when the pages of that work leave the CPU; until then it still reads them."""
     moved_ns: Ints
@@ -383,6 +385,7 @@ def _new_memory(n_pages: int, n_blocks: int, thrashing_pages: int) -> Memory:
         accessed_by=np.zeros(n_pages, np.uint8),
         evicted_ns=np.full(n_pages, -1, np.int64),
         busy_ns=np.zeros(n_blocks, np.int64),
+        replayed_ns=np.zeros(n_blocks, np.int64),
         leaves_ns=np.zeros(n_blocks, np.int64),
         moved_ns=np.full(thrashing_pages, -(1 << 60), np.int64),
         moves=np.zeros(thrashing_pages, np.uint8),
