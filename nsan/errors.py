@@ -329,7 +329,7 @@ class PlaceTakenError(NsanError):
 
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
-        super().__init__(f"{path} {what}. Choose another place for the store.")
+        super().__init__(f"{path} {what}. Choose another place.")
 
 
 class OutputIsInputError(NsanError):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsan.cli.arguments import add_verbosity, show_progress
 from nsan.cli.render import complain, emit, json_text
-from nsan.errors import ExtraMissingError
+from nsan.errors import ExtraMissingError, UsageError
 from nsan.units import format_bytes, format_count, parse_size
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="user prefetches: before the kernel, after its launch, or before it and back to the CPU",
     )
-    group.add_argument("--gpus", type=_count, default=1, metavar="N", help="GPUs, default 1")
+    group.add_argument(
+        "--gpus", type=_count, metavar="N", help="GPUs; what the workload needs by default"
+    )
     group.add_argument("--seed", type=int, default=1, help="all that is random follows from it")
 
 
@@ -175,14 +177,19 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     from nsan.model.nsys_export import ExportOptions
     from nsan.model.recording import Style
     from nsan.model.settings import Settings
-    from nsan.model.workloads import Size, workload
+    from nsan.model.size import Size
+    from nsan.model.workloads import workload
 
-    size = Size(args.size, args.iterations, args.prefetch, args.gpus, args.seed)
-    program = workload(args.workload).build(size)
+    if args.capacity is not None and args.oversubscription_factor is not None:
+        msg = "--capacity and --oversubscription-factor say the same thing: give one of them."
+        raise UsageError(msg)
+    chosen = workload(args.workload)
+    n_gpus = args.gpus or chosen.gpus
+    program = chosen.build(Size(args.size, args.iterations, args.prefetch, n_gpus, args.seed))
     settings = Settings(
         gpu=args.gpu,
         host=args.host,
-        n_gpus=args.gpus,
+        n_gpus=n_gpus,
         capacity_bytes=args.capacity,
         prefetch=not args.no_prefetcher,
         prefetch_threshold=args.prefetch_threshold,

@@ -158,6 +158,12 @@ class Random(Access):
     seed: int = 1
     pattern: ClassVar[int] = patterns.RANDOM
 
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no sense."""
+        super().__post_init__()
+        if self.draws is not None and self.draws < 1:
+            raise ProgramError(f"{self.draws} draws", "Take 1 or more")
+
     @property
     def unit_bytes(self) -> int:
         """One element."""
@@ -181,6 +187,12 @@ class Zipf(Random):
     element_bytes: int = 256
     exponent: float = 1.1
     pattern: ClassVar[int] = patterns.ZIPF
+
+    def __post_init__(self) -> None:
+        """Refuse an exponent that is none."""
+        super().__post_init__()
+        if not 0 < self.exponent <= 10:
+            raise ProgramError(f"A Zipf exponent of {self.exponent}", "Take one above 0, up to 10")
 
     @property
     def exponent_or_zero(self) -> float:
@@ -210,6 +222,13 @@ class Stencil(Access):
     halo: int = 0
     element_bytes: int = 4
     pattern: ClassVar[int] = patterns.STENCIL
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no sense."""
+        super().__post_init__()
+        if self.halo < 0:
+            raise ProgramError(f"A halo of {self.halo}", "Take 0 or more")
+
     _at_least_one: ClassVar[tuple[str, ...]] = ("width", "height", "tile", "element_bytes")
 
     def own_numbers(self, _shape: Shape) -> list[int]:

@@ -2,6 +2,9 @@
 
 As in the captures: allocations of 2 MiB and more start on a block of their own; smaller ones follow
 each other at 512 B inside a block while they fit (three arrays of 16 KiB share one page of 64 KiB).
+The driver's range is taken to be whole blocks: in the hotspot trace of 128 x 128 floats 128 KiB come with
+an array of 64 KiB that is the last of its block. For large arrays that is an assumption: no capture has
+one that ends inside a block.
 """
 
 from __future__ import annotations

@@ -46,6 +46,9 @@ _COPY_NS_PER_MIB: Final = 80_000.0
 _DEVICE_MEMORY: Final = 1 << 40
 """Where device allocations lie: beyond all managed ones."""
 
+_MOST_NS: Final = 10**15
+_PACE: Final = "Take 0 or more, less than 10^15"
+
 _ADVICES: Final = ("read_mostly", "preferred_location", "accessed_by")
 
 Progress = Callable[[int, int], None]
@@ -115,6 +118,8 @@ class _Host:
             Mark: self._mark,
         }
         for operation in self._program.operations:
+            if type(operation) not in handlers:
+                raise ProgramError(f"{operation!r} is no operation", "See nsan.model.program")
             handlers[type(operation)](operation)
             self._done[0] += 1
         self._streams.finish()
@@ -150,9 +155,14 @@ class _Host:
 
     def _device_allocate(self, operation: DeviceAllocate) -> None:
         gpu = self._gpu(operation.device)
+        if operation.n_bytes < 1:
+            raise ProgramError(
+                f"cudaMalloc of {operation.n_bytes} byte for {operation.name!r}", "Take 1 or more"
+            )
         if operation.name in self._live:
             raise ProgramError(f"{operation.name!r} is allocated twice", "Free it, or rename one")
         start = self._spend(_MALLOC_NS)
+        self._streams.catch_up(self._now)
         done = self._streams.take_chunks(gpu, _chunks(operation.n_bytes), self._now)
         if done is None:
             raise ProgramError(
@@ -190,6 +200,7 @@ class _Host:
     def _advise(self, operation: Advise) -> None:
         first, last = self._pages(operation.allocation, 0, None)
         self._call("cudaMemAdvise_v8000", self._spend(_CALL_NS))
+        self._streams.catch_up(self._now)
         memory = self._streams.state.memory
         advice = operation.advice.removeprefix("unset_")
         given = advice == operation.advice
@@ -212,12 +223,14 @@ class _Host:
 
     def _touch(self, operation: HostTouch) -> None:
         pages = self._pages(operation.allocation, operation.offset_bytes, operation.n_bytes)
+        if not 0 <= operation.ns_per_mib < _MOST_NS:
+            raise ProgramError(f"A touch at {operation.ns_per_mib} ns per MiB", _PACE)
         ns_per_page = int(operation.ns_per_mib * self._page_bytes / MIB)
         self._now = self._streams.touch(pages, ns_per_page, self._now, write=operation.write)
 
     def _host_wait(self, operation: HostWait) -> None:
-        if operation.ns < 0:
-            raise ProgramError(f"A wait of {operation.ns} ns", "Time goes one way")
+        if not 0 <= operation.ns < _MOST_NS:
+            raise ProgramError(f"A wait of {operation.ns} ns", _PACE)
         self._spend(operation.ns)
 
     def _synchronize(self, _: Synchronize) -> None:
@@ -257,13 +270,17 @@ class _Host:
                 f"{kernel.threads} threads and {kernel.repeat} sweeps",
                 f"Give it 1 to {st.MAX_STREAMS} streams, and 1 or more of the others",
             )
+        if not 0 <= kernel.compute_ns_per_mib < _MOST_NS:
+            raise ProgramError(
+                f"Kernel {kernel.name!r} computes {kernel.compute_ns_per_mib} ns per MiB", _PACE
+            )
         gpu = self._gpu(operation.device)
         correlation = self._call("cudaLaunchKernel_v7000", self._spend(_LAUNCH_NS))
         work = Work(KERNEL, kernel.name, self._now, correlation, kernel=kernel)
         self._streams.add(gpu, work, [self._place(s.allocation) for s in kernel.streams])
 
     def _copy(self, operation: Copy) -> None:
-        n_bytes = operation.n_bytes or self._place(operation.allocation).n_bytes
+        n_bytes = self._size(operation.allocation, operation.n_bytes)
         stream = Stream(
             allocation=operation.allocation, write=operation.to_managed, n_bytes=n_bytes
         )
@@ -271,7 +288,7 @@ class _Host:
         self._engine_work(COPY, "cudaMemcpy_v3020", operation.device, stream, kind)
 
     def _fill(self, operation: Fill) -> None:
-        n_bytes = operation.n_bytes or self._place(operation.allocation).n_bytes
+        n_bytes = self._size(operation.allocation, operation.n_bytes)
         stream = Stream(allocation=operation.allocation, write=True, n_bytes=n_bytes)
         self._engine_work(FILL, "cudaMemset_v3020", operation.device, stream, 0)
 
@@ -294,6 +311,7 @@ class _Host:
         start = self._spend(_CALL_NS)
         work = Work(PREFETCH, operation.allocation, self._now, self._next_correlation())
         work.destination, work.pages = 0 if to_cpu else gpu + 1, pages
+        self._streams.catch_up(self._now)
         waits = self._streams.is_idle(gpu)
         self._streams.add(gpu, work, [])
         if waits:  # a first call returns when its array is there (calibration.md 4)
@@ -320,6 +338,11 @@ class _Host:
                 f"{name!r} is not allocated as managed memory then", f"Alive are: {alive or 'none'}"
             )
         return self._live[name][0]
+
+    def _size(self, name: str, n_bytes: int | None) -> int:
+        """Give how much of an allocation is meant: all of it if nothing is said."""
+        first, last = self._pages(name, 0, n_bytes)
+        return self._place(name).n_bytes if n_bytes is None or last <= first else n_bytes
 
     def _pages(self, name: str, offset: int, n_bytes: int | None) -> tuple[int, int]:
         """Give the half-open range of pages of a part of an allocation."""

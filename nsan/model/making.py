@@ -8,10 +8,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import polars as pl
 
 import nsan
-from nsan.errors import OutputExistsError, OutputWriteError, ProgramError
+from nsan.errors import OutputExistsError, OutputWriteError, PlaceTakenError, ProgramError
 from nsan.io.tidy import scratch_beside, undisturbed
 from nsan.model.machine import Progress, run
 from nsan.model.nsys_export import DEFAULT_OPTIONS, ExportOptions, Machine, write_export
@@ -20,9 +22,6 @@ from nsan.model.recording import PLAIN, Style, record
 from nsan.model.settings import DEFAULT_SETTINGS, Settings
 from nsan.model.truth import TRUTH_TABLES, truth
 from nsan.uvm.constants import VA_BLOCK_BYTES
-
-if TYPE_CHECKING:
-    import polars as pl
 
 TRUTH: Final = "truth"
 ABOUT: Final = "model.json"
@@ -78,11 +77,12 @@ def oversubscribed(settings: Settings, program: Program, factor: float) -> Setti
     Returns
     -------
     Settings
-        With the capacity cut to whole 2 MiB chunks, at least one.
+        With the capacity cut to whole 2 MiB chunks, at least one, at most what it had.
     """
     if not 0 < factor < float("inf"):
         raise ProgramError(f"An oversubscription factor of {factor}", "Take one above 0, as 1.5")
     chunks = max(int(peak_bytes(program) / factor) // VA_BLOCK_BYTES, 1)
+    chunks = min(chunks, settings.capacity_chunks)
     return replace(settings, capacity_bytes=chunks * VA_BLOCK_BYTES)
 
 
@@ -92,7 +92,7 @@ def export_name(folder: Path) -> str:
 
 
 def make(
-    recipe: Recipe, folder: Path, *, overwrite: bool = False, progress: Progress | None = None
+    recipe: Recipe, folder: Path | str, *, overwrite: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Run a program on the modelled machine and write its trace and truth.
 
@@ -100,7 +100,7 @@ def make(
     ----------
     recipe : Recipe
         What to run and how to write it.
-    folder : Path
+    folder : Path or str
         Gets ``FOLDER.sqlite``, ``truth/*.parquet`` and ``model.json``; it gets its name when all is
         written.
     overwrite : bool, default False
@@ -121,13 +121,14 @@ def make(
     OutputExistsError, OutputWriteError
         If the folder is there already, is not one of these, or cannot be written.
     """
+    folder = Path(folder).resolve()
     _check_place(folder, overwrite=overwrite)
     happened = run(recipe.program, recipe.settings, progress)
     name = recipe.program.name
     plain = record(happened, recipe.settings, name)
     is_plain = recipe.style == PLAIN
     tables = plain if is_plain else record(happened, recipe.settings, name, recipe.style)
-    with _building(folder) as scratch:
+    with _building(folder, overwrite=overwrite) as scratch:
         machine = Machine(f"nsan-model {name}", _note(recipe.settings), 0, happened.end_ns)
         write_export(scratch / export_name(folder), tables, machine, recipe.options)
         (scratch / TRUTH).mkdir()
@@ -172,17 +173,30 @@ def _about(
 
 
 def _check_place(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a place that is taken, before the work and not after it."""
-    if not folder.exists() and not folder.is_symlink():
+    """Refuse a place that is taken by anything but an earlier run."""
+    if not folder.exists():
         return
-    if not (folder / ABOUT).is_file():
-        raise OutputExistsError(folder, "exists and was not made by `nsan model`")
+    if not _is_ours(folder):
+        raise PlaceTakenError(folder, "exists, and holds what `nsan model` did not make")
     if not overwrite:
         raise OutputExistsError(folder)
 
 
+def _is_ours(folder: Path) -> bool:
+    """Say whether a folder holds a run and nothing else."""
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        found = {path.name for path in folder.iterdir()}
+        truths = {path.name for path in (folder / TRUTH).iterdir()}
+    except (OSError, ValueError):
+        return False
+    whole = isinstance(about, dict) and about.get("kind") == "modelled" and "nsan" in about
+    ours = {ABOUT, TRUTH} | {name for name in found if name.endswith(".sqlite")}
+    return whole and found <= ours and truths <= {f"{table}.parquet" for table in TRUTH_TABLES}
+
+
 @contextlib.contextmanager
-def _building(folder: Path) -> Iterator[Path]:
+def _building(folder: Path, *, overwrite: bool) -> Iterator[Path]:
     """Fill a scratch folder, and put it in place when it is whole."""
     scratch: Path | None = None
     try:
@@ -192,11 +206,16 @@ def _building(folder: Path) -> Iterator[Path]:
         made.mkdir()
         yield made
         with undisturbed():
+            _check_place(folder, overwrite=overwrite)  # it may have come meanwhile
             if folder.exists():
                 folder.rename(scratch / "before")
             made.rename(folder)
     except OSError as error:
         raise OutputWriteError(folder, error.strerror or str(error)) from error
+    except OutputWriteError as error:  # of a file in the scratch folder, which nobody knows
+        raise OutputWriteError(folder, error.reason) from error
+    except pl.exceptions.ComputeError as error:
+        raise OutputWriteError(folder, str(error).split("\n", 1)[0]) from error
     finally:
         if scratch is not None:
             with undisturbed():

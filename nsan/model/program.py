@@ -79,6 +79,10 @@ class Prefetch:
 class Advise:
     """``cudaMemAdvise``.
 
+    Only memory at the CPU is mapped from afar here: a preferred location or accessed-by never makes a
+    GPU use another GPU's memory in place, and a first touch goes to the preferred location only if that
+    is the CPU or the GPU that touches.
+
     Attributes
     ----------
     allocation : str

@@ -27,6 +27,9 @@ _PC: Final = 0x40_1000
 QUEUE_ROWS: Final = 8192
 """Entries of the driver's event queue, beyond which rows are lost (measured: calibration.md 7.1)."""
 
+_MOST_NS: Final = 10**15
+_MOST_PPM: Final = 100_000
+
 ROWS: Final = ("batch", "page", "block")
 
 
@@ -44,7 +47,7 @@ class Style:
     lost_ns : int, default 0
         After 8192 rows of the driver, rows are lost for this long.
     skew_ns : int, default 0
-        By how much the clock of CPU faults and kernels is ahead of that of copies and GPU faults.
+        By how much the CPU's clock (all but the driver's copies and GPU faults) is ahead of the GPU's.
     drift_ppm : float, default 0
         How fast that grows.
     seed : int, default 1
@@ -62,6 +65,13 @@ class Style:
         """Refuse a style that is not known."""
         if self.rows not in ROWS:
             raise ProgramError(f"No fault rows per {self.rows!r}", f"There are: {', '.join(ROWS)}")
+        if not (0 <= self.jitter_ns < _MOST_NS and 0 <= self.lost_ns < _MOST_NS):
+            raise ProgramError("A jitter or a loss of less than 0", "Take 0 or more")
+        if not (abs(self.skew_ns) < _MOST_NS and abs(self.drift_ppm) <= _MOST_PPM):
+            raise ProgramError(
+                f"A clock {self.skew_ns} ns ahead that drifts by {self.drift_ppm} ppm",
+                f"Take a drift of at most {_MOST_PPM} ppm, one way or the other",
+            )
 
 
 PLAIN: Final = Style()
@@ -133,7 +143,7 @@ def _gpu_faults(happened: Happened, settings: Settings, style: Style) -> pl.Data
         batches = _split_rows(happened, settings, style)
     end = pl.col("end_ns")
     if style.jitter_ns:
-        late = pl.int_range(pl.len()).shuffle(seed=style.seed) % style.jitter_ns
+        late = pl.int_range(pl.len()).shuffle(seed=abs(style.seed)) % style.jitter_ns
         end = end + late
     return (
         batches.with_columns(end_ns=end)
@@ -396,6 +406,10 @@ def _lossy(tables: dict[str, pl.DataFrame], style: Style) -> dict[str, pl.DataFr
 
 _CPU_CLOCK: Final = {
     "cpu_faults": ("start_ns",),
+    "api_calls": ("start_ns", "end_ns"),
+    "nvtx_ranges": ("start_ns", "end_ns"),
+    "nvtx_marks": ("start_ns",),
+    "allocations": ("alloc_ns", "free_ns"),
     "kernels": ("start_ns", "end_ns"),
     "copies": ("start_ns", "end_ns"),
     "memsets": ("start_ns", "end_ns"),
@@ -403,7 +417,7 @@ _CPU_CLOCK: Final = {
 
 
 def _skewed(tables: dict[str, pl.DataFrame], style: Style) -> dict[str, pl.DataFrame]:
-    """Put CPU faults and CUPTI's work on a clock that is ahead of the driver's GPU clock."""
+    """Put all but the driver's copies and GPU faults on a clock that is ahead of theirs."""
     if not style.skew_ns and not style.drift_ppm:
         return tables
     return tables | {

@@ -14,7 +14,8 @@ import polars as pl
 from nsan.io.sqlite_file import CellType, SqliteFile
 from nsan.model.making import Recipe, make, oversubscribed
 from nsan.model.settings import Settings
-from nsan.model.workloads import Size, workload
+from nsan.model.size import Size
+from nsan.model.workloads import workload
 from nsan.units import MIB
 
 HASHES: Final = "hashes.json"

@@ -78,10 +78,36 @@ class Settings:
             raise ProgramError(
                 f"A prefetch threshold of {self.prefetch_threshold} %", "Take 1 to 100"
             )
+        most = self.gpu_profile.memory_bytes
+        if self.capacity_bytes is not None and self.capacity_bytes > most:
+            raise ProgramError(
+                f"A capacity of {self.capacity_bytes} byte", f"The GPU has {most}: take no more"
+            )
+        self._check_numbers()
         if self.capacity_chunks < 1:
             raise ProgramError(
                 f"A capacity of {self.capacity_bytes} byte", "Take at least one chunk of 2 MiB"
             )
+
+    def _check_numbers(self) -> None:
+        """Refuse numbers that would stop the machine, or that its counters cannot hold."""
+        limits = {
+            "thrashing_threshold": (1, 255),
+            "pin_after": (0, 255),
+            "shuffle_window": (1, 1 << 20),
+            "burst": (1, 4096),
+            "turn_ns": (1, 10**9),
+            "jitter_ns": (1, 10**9),
+            "entry_gap_ns": (1, 10**9),
+            "lapse_ns": (0, 10**12),
+            "nap_ns": (1, 10**12),
+            "pin_ns": (1, 10**12),
+            "epoch_ns": (1, 10**15),
+            "seed": (0, (1 << 62) - 1),
+        }
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
+                raise ProgramError(f"{name} of {getattr(self, name)}", f"Take {least} to {most}")
 
     @property
     def gpu_profile(self) -> GpuProfile:

@@ -1,7 +1,8 @@
 """The GPUs' streams: kernels, copies and prefetches one after the other, and the engine that runs them.
 
-Each GPU has one stream. A user's prefetch and an eviction for ``cudaMalloc`` change the state at once,
-when they begin; their copies take their time. What the host touches meanwhile sees the new places.
+Each GPU has one stream. Before the host changes anything, the engine catches up with it. A user's
+prefetch and an eviction for ``cudaMalloc`` change the state at once, when they begin; their copies take
+their time. What the host touches meanwhile sees the new places.
 """
 
 from __future__ import annotations
@@ -105,13 +106,22 @@ class Streams:
         """Let the machine go on until something is reached."""
         self.begin_work()
         while not reached():
-            reason = loop.advance(self._handle, self.rules)
-            self._drain_if_needed()
-            if reason == loop.KERNEL_DONE:
-                self._finish_kernels()
-                self.begin_work()
-            elif reason == loop.IDLE and not reached():
+            if self._advance(loop.FOREVER) == loop.IDLE and not reached():
                 raise ProgramError("The program waits for what never comes", "Please report this")
+
+    def catch_up(self, time: int) -> None:
+        """Let all happen that happens until a time: what the host does next comes after it."""
+        self.begin_work()
+        while self._advance(time) not in (loop.IDLE, loop.CAUGHT_UP):
+            pass
+
+    def _advance(self, until: int) -> int:
+        reason = int(loop.advance(self._handle, self.rules, until))
+        self._drain_if_needed()
+        if reason == loop.KERNEL_DONE:
+            self._finish_kernels()
+            self.begin_work()
+        return reason
 
     def touch(self, pages: tuple[int, int], ns_per_page: int, start_ns: int, *, write: bool) -> int:
         """Let the host thread go through pages; give when it is done."""

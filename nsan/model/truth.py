@@ -276,9 +276,14 @@ def _batch_pages(happened: Happened, settings: Settings) -> pl.DataFrame:
     return happened.log["faulted"].select("batch", "n_entries", va=address(settings))
 
 
-def _copy_batches(happened: Happened) -> pl.DataFrame:
+def _copy_batches(happened: Happened, settings: Settings) -> pl.DataFrame:
     ordered = happened.log["copies"].sort("start_ns", "page", maintain_order=True)
-    return ordered.select(pl.when(pl.col("batch") >= 0).then("batch").alias("batch"))
+    return ordered.select(
+        "start_ns",
+        va=address(settings),
+        bytes=_bytes(settings),
+        batch=pl.when(pl.col("batch") >= 0).then("batch"),
+    )
 
 
 @dataclass(frozen=True)
@@ -309,7 +314,7 @@ TRUTH_TABLES: Final[dict[str, TruthTable]] = {
         lambda happened, settings, _: _evictions(happened, settings),
     ),
     "refaults": TruthTable(
-        "one run of pages that came back to a GPU after an eviction",
+        "one run of pages that came back to a GPU after an eviction that copied them to the CPU",
         lambda happened, settings, _: _refaults(happened, settings),
     ),
     "ping_pong": TruthTable(
@@ -322,12 +327,13 @@ TRUTH_TABLES: Final[dict[str, TruthTable]] = {
         lambda happened, settings, _: _kernel_counts(happened, settings),
     ),
     "allocation_counts": TruthTable(
-        "one managed allocation with its name: bytes moved by direction, and evicted",
+        "one managed allocation with its name: bytes moved by direction, and evicted; what moves with "
+        "it from the rest of its 2 MiB blocks is nobody's",
         lambda happened, _settings, tables: _allocation_counts(happened, tables["migrations"]),
     ),
     "copy_batches": TruthTable(
-        "one migration row, in order of the trace: its batch (null: no batch)",
-        lambda happened, _settings, _: _copy_batches(happened),
+        "one migration, in order of start, also those that the recording lost: its batch (null: none)",
+        lambda happened, settings, _: _copy_batches(happened, settings),
     ),
     "driver_events": TruthTable(
         "one measure of the driver against ping-pong",

@@ -6,8 +6,6 @@ A workload turns a few sizes into a program; the driver and the machine are set 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from nsan.errors import UnknownNameError
@@ -29,49 +27,12 @@ from nsan.model.program import (
     PushRange,
     Synchronize,
 )
-from nsan.units import KIB, MIB
+from nsan.model.size import Size, Workload
+from nsan.units import KIB
 
 THREADS: Final = 256
 ONE_THREAD_NS_PER_MIB: Final = 12_100_000.0
 """One thread's computing (calibration.md 5: 12.04 to 12.16 ms/MiB)."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """What a workload is asked to do.
-
-    Attributes
-    ----------
-    n_bytes : int
-        Managed memory of the program, all arrays together.
-    iterations : int
-        Steps of the program, where it has steps.
-    prefetch : str
-        "none", "ahead" (to the GPU before the kernel), "late" (after the launch) or "back" (also to
-        the CPU before it reads).
-    n_gpus : int
-        GPUs that take part.
-    seed : int
-        Of random accesses.
-    """
-
-    n_bytes: int = 64 * MIB
-    iterations: int = 1
-    prefetch: str = "none"
-    n_gpus: int = 1
-    seed: int = 1
-
-
-PREFETCHES: Final = ("none", "ahead", "late", "back")
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A program by name: what it shows, and how to make it."""
-
-    name: str
-    description: str
-    build: Callable[[Size], Program]
 
 
 def _blocks(n_bytes: int, element: int = 4) -> int:
@@ -395,21 +356,42 @@ def _hotspot(size: Size) -> Program:
 WORKLOADS: Final[dict[str, Workload]] = {
     workload.name: workload
     for workload in (
-        Workload("stream", "vector add by many thread blocks over two arrays", _stream),
-        Workload("tutorial", "vector add by one thread block: 2 faults in each batch", _tutorial),
+        Workload(
+            "stream", "vector add by many thread blocks over two arrays", _stream, has_steps=False
+        ),
+        Workload(
+            "tutorial",
+            "vector add by one thread block: 2 faults in each batch",
+            _tutorial,
+            has_steps=False,
+        ),
         Workload("stride", "one access to every other page", _strided),
         Workload("random", "gather of random elements", _random),
         Workload("zipf", "gather of embedding rows, few of them often", _zipf),
-        Workload("hotspot", "stencil; the host reads the result beside the kernel", _hotspot),
+        Workload(
+            "hotspot",
+            "stencil; the host reads the result beside the kernel",
+            _hotspot,
+            has_steps=False,
+            has_prefetch=False,
+        ),
         Workload("matmul", "tiled matrix product", _matmul),
         Workload("chase", "pointer chases: dependent faults, one at a time", _chase),
         Workload("broadcast", "all thread blocks read the same bytes", _broadcast),
-        Workload("first-touch", "an array that the GPU touches first", _first_touch),
-        Workload("ping-pong", "the host polls what a kernel writes", _ping_pong),
+        Workload(
+            "first-touch",
+            "an array that the GPU touches first",
+            _first_touch,
+            has_steps=False,
+            has_prefetch=False,
+        ),
+        Workload(
+            "ping-pong", "the host polls what a kernel writes", _ping_pong, has_prefetch=False
+        ),
         Workload("sweep", "steps over one array, for oversubscription", _sweep),
         Workload("advice", "read-mostly, preferred location, accessed-by, and none", _advice),
-        Workload("two-gpus", "GPUs take turns on one array", _two_gpus),
-        Workload("churn", "allocate and free in every step", _churn),
+        Workload("two-gpus", "GPUs take turns on one array", _two_gpus, has_prefetch=False, gpus=2),
+        Workload("churn", "allocate and free in every step", _churn, has_prefetch=False),
     )
 }
 """Workloads by name."""

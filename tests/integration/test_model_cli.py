@@ -12,6 +12,8 @@ import pytest
 
 import nsan
 from nsan.cli import main
+from nsan.errors import PlaceTakenError
+from nsan.model.making import make
 from nsan.model.samples import SAMPLES
 
 
@@ -74,7 +76,15 @@ def test_the_list_names_what_run_takes(capsys):
         (["sweep", "--prefetch-threshold", "0"], "Take 1 to 100"),
         (["sweep", "--size", "300GiB"], "256 GiB"),
         (["two-gpus", "--gpus", "9"], "1 to 7"),
-        (["two-gpus"], "There is no GPU 1"),
+        (["stream", "--iterations", "3"], "has no steps"),
+        (["stream", "--gpus", "2"], "has no further GPUs"),
+        (["hotspot", "--prefetch", "ahead"], "has no prefetches"),
+        (["sweep", "--size", "1"], "Take 4096 or more"),
+        (["sweep", "--capacity", "2MiB", "--oversubscription-factor", "2"], "one of them"),
+        (["sweep", "--capacity", "80GiB"], "take no more"),
+        (["sweep", "--drift", "nan"], "drift"),
+        (["sweep", "--jitter=-1ms"], "Take 0 or more"),
+        (["sweep", "--seed=-1"], "seed of -1"),
         (["sweep", "--lost", "soon"], "'soon' is not a time"),
     ],
 )
@@ -102,8 +112,66 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path, capsys):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     assert _run(tmp_path / "thesis", "sweep", "--size", "2MiB", "--force-overwrite") == 1
-    assert "was not made by" in capsys.readouterr().err
+    assert "did not make. Choose another place" in capsys.readouterr().err
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("about", ["{}", '{"kind": "modelled", "nsan": "0"}', "not json"])
+def test_a_model_json_of_its_own_does_not_give_a_folder_away(tmp_path, about):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "model.json").write_text(about)
+    (tmp_path / "project" / "precious.txt").write_text("years of work")
+    assert _run(tmp_path / "project", "sweep", "--size", "2MiB", "--force-overwrite") == 1
+    assert (tmp_path / "project" / "precious.txt").read_text() == "years of work"
+
+
+def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path):
+    folder = tmp_path / "late"
+
+    def appear(_operations, _batches):
+        folder.mkdir(exist_ok=True)
+        (folder / "notes.txt").write_text("mine")
+
+    recipe = SAMPLES["first_touch"].recipe()
+    with pytest.raises(PlaceTakenError):
+        make(recipe, folder, progress=appear)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["late"]
+
+
+def test_a_link_to_an_earlier_run_stays_a_link(tmp_path):
+    assert _run(tmp_path / "real", "sweep", "--size", "2MiB", "-q") == 0
+    (tmp_path / "link").symlink_to("real")
+    assert _run(tmp_path / "link", "sweep", "--size", "4MiB", "-q", "--force-overwrite") == 0
+    assert (tmp_path / "link").is_symlink()
+    about = json.loads((tmp_path / "real" / "model.json").read_text())
+    assert about["peak_managed_bytes"] == 4 * x.MIB
+
+
+def test_old_machine_code_is_tidied_away_and_nothing_else(tmp_path, monkeypatch):
+    import os
+
+    from nsan.model.engine import jit
+
+    monkeypatch.setenv("NSAN_CACHE_DIR", str(tmp_path))
+    old = tmp_path / "nsan-engine" / "0123456789abcdef"
+    foreign = tmp_path / "nsan-engine" / "mycar"
+    for folder in (old, foreign):
+        folder.mkdir(parents=True)
+        os.utime(folder, (0, 0))
+    jit._cache_folder.cache_clear()
+    assert jit._cache_folder().parent == tmp_path / "nsan-engine"
+    assert not old.exists()
+    assert foreign.exists()
+    jit._cache_folder.cache_clear()
+
+
+def test_the_program_in_the_read_me_runs(tmp_path, monkeypatch):
+    text = (x.REPOSITORY / "README.md").read_text()
+    code = text.partition("## Model")[2].partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert nsan.summary(tmp_path / "mine" / "mine.sqlite")["migrations"]["htod_bytes"] == 8 * x.MIB
 
 
 def _rows(folder, table):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 
 import pytest
-from programs import modelled
+from programs import modelled, residency_changes, run_to_end
 
 from nsan.errors import ProgramError, UnknownNameError
 from nsan.model.access import Broadcast, Chase, Matrix, Random, Stencil, Stream, Strided, Zipf
@@ -27,6 +28,8 @@ from nsan.model.program import (
     Synchronize,
 )
 from nsan.model.settings import Settings
+from nsan.model.size import Size
+from nsan.model.workloads import workload
 from nsan.units import KIB, MIB
 from nsan.uvm.constants import (
     CAUSE_COHERENCE,
@@ -853,3 +856,74 @@ def test_an_unknown_profile_is_an_error_that_lists_those_there_are(which):
 
 def test_a_capacity_is_counted_in_whole_chunks():
     assert Settings(capacity_bytes=3 * VA_BLOCK_BYTES - 1).capacity_chunks == 2
+
+
+# What a review found -----------------------------------------------------------------------------
+
+
+def test_advice_given_while_a_kernel_runs_does_not_reach_back():
+    # The kernel is through with its 2 MiB long before the advice, 20 ms after its launch.
+    kernel = Kernel("k", 8, 256, (Stream(allocation="a"),))
+    before = (Allocate("a", 2 * MIB), touch("a"), Launch(kernel), HostWait(20_000_000))
+    plain = modelled(*before, Synchronize())
+    advised = modelled(*before, Advise("a", "preferred_location", CPU), Synchronize())
+    assert advised.happened.log["copies"].equals(plain.happened.log["copies"])
+    assert advised.resident(0) == pages(0, 512)
+
+
+def test_a_prefetch_elsewhere_waits_for_its_time():
+    kernel = Kernel("k", 8, 256, (Stream(allocation="a"),))
+    ran = modelled(
+        Allocate("a", 2 * MIB),
+        touch("a"),
+        Launch(kernel),
+        HostWait(20_000_000),
+        Prefetch("a", 1),
+        Synchronize(),
+        n_gpus=2,
+    )
+    directions = ran.happened.log["copies"].select("src", "dst").unique(maintain_order=True)
+    assert directions.rows() == [(0, 1), (1, 2)]
+    assert ran.resident(1) == pages(0, 512)
+
+
+def test_elements_of_more_pages_than_faults_fit_come_piece_by_piece():
+    # 64 thread blocks read 512 KiB each, in any order, with room for 4 MiB of 64 MiB.
+    stream = Random(allocation="a", element_bytes=512 * KIB, draws=1)
+    ran = modelled(
+        Allocate("a", 64 * MIB),
+        touch("a"),
+        Launch(Kernel("k", 64, 32, (stream,))),
+        Synchronize(),
+        capacity_bytes=4 * MIB,
+    )
+    assert ran.happened.log["batches"].height < 3000
+
+
+def test_a_chunk_is_free_when_its_last_page_has_arrived_elsewhere():
+    program = workload("ping-pong").build(Size(2 * MIB, iterations=2))
+    ran = run_to_end(program, Settings(capacity_bytes=2 * MIB, batch_size=1))
+    held = defaultdict(set)
+    for change in residency_changes(ran):
+        if change["processor"] == 0:
+            changed = set(range(change["page"], change["page"] + change["n_pages"]))
+            held[0] = held[0] | changed if change["arrives"] else held[0] - changed
+            assert len({page // 512 for page in held[0]}) <= 1, change
+
+
+def test_pages_go_through_the_cpu_in_two_whole_pushes():
+    kernel = Kernel("k", 8, 256, (Stream(allocation="a", write=True),))
+    ran = modelled(
+        Allocate("a", 2 * MIB),
+        Launch(kernel, 0),
+        Synchronize(),
+        Launch(kernel, 1),
+        n_gpus=2,
+        peer=False,
+    )
+    for way in ((1, 0), (0, 2)):
+        rows = [r for r in ran.rows("copies") if (r["src"], r["dst"]) == way]
+        for batch in {row["batch"] for row in rows}:
+            push = sorted((r for r in rows if r["batch"] == batch), key=lambda r: r["start_ns"])
+            assert all(b["start_ns"] == a["end_ns"] + 1 for a, b in itertools.pairwise(push))
+            assert {row["cause"] for row in push} >= {2}

@@ -50,6 +50,7 @@ from nsan.model.engine.state import (
     READ,
     REMOTE,
     REPLAY,
+    SEEN,
     SERVICE_END,
     STALE,
     STALLED,
@@ -99,7 +100,7 @@ def block_ready(state: State, rules: Rules, gpu: int, slot: int, time: int) -> N
             now[STALLED] += 1
             _raise_faults(state, rules, gpu, slot, time)
             return
-        numbers[CURSOR] = 0
+        numbers[CURSOR] = numbers[SEEN] = 0
         numbers[PHASE] += 1
         if numbers[PHASE] < now[PHASES]:
             continue
@@ -139,28 +140,30 @@ def _collect(state: State, rules: Rules, gpu: int, slot: int) -> int:
     place = (numbers[TB], now[GRID], numbers[STEP] % now[SWEEP_STEPS], numbers[STEP])
     item = numbers[CURSOR]
     n = 0
-    cut = False
     more = True
-    while more and n <= MAX_PENDING - 2 * now[STREAMS]:
+    while more and n < MAX_PENDING:
         more = False
+        seen = 0
         for k in range(now[STREAMS]):
             stream = state.gpu.streams[gpu, k]
             if stream[IN_PHASE] != numbers[PHASE] or item >= n_items(stream, place[2]):
                 continue
             more = True
             first, length = span(stream, state.gpu.shapes[gpu, k], place, item)
-            if length:
-                last = (first + length - 1) // rules.page_bytes
-                for page in range(first // rules.page_bytes, last + 1):
-                    if accessible(state, page, gpu + 1, stream[WRITES]):
-                        continue
-                    if n == MAX_PENDING:
-                        cut = True
-                        break
+            if length == 0:
+                continue
+            last = (first + length - 1) // rules.page_bytes
+            for page in range(first // rules.page_bytes, last + 1):
+                seen += 1
+                if seen <= numbers[SEEN] or n == MAX_PENDING:
+                    continue
+                numbers[SEEN] = seen
+                if not accessible(state, page, gpu + 1, stream[WRITES]):
                     state.gpu.pending[gpu, slot, n] = page << 1 | stream[WRITES]
                     n += 1
-        # An item with more pages than fit is looked at again when these are there.
-        more = more and not cut
+        if seen > numbers[SEEN]:
+            break  # the rest of this item comes when these pages are there
+        numbers[SEEN] = 0
         item += more
     numbers[CURSOR] = item
     numbers[PENDING] = n

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -59,7 +60,7 @@ def _cache_folder() -> Path | None:
     for source in sources:
         digest.update(source.read_bytes())
     chosen = os.environ.get("NSAN_CACHE_DIR")
-    root = (Path(chosen) if chosen else platformdirs.user_cache_path("nsan")) / "engine"
+    root = (Path(chosen) if chosen else platformdirs.user_cache_path("nsan")) / "nsan-engine"
     folder = root / digest.hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,8 @@ def _cache_folder() -> Path | None:
         return None
     with contextlib.suppress(OSError):
         for other in root.iterdir():
-            if time.time() - other.stat().st_mtime > _KEEP_SECONDS:
+            old = time.time() - other.stat().st_mtime > _KEEP_SECONDS
+            if old and re.fullmatch(r"[0-9a-f]{16}", other.name):
                 shutil.rmtree(other, ignore_errors=True)
     return folder
 

@@ -20,7 +20,6 @@ from nsan.model.engine.state import (
     FREED,
     HOST_READY,
     HOST_TIME,
-    KERNEL,
     ONE,
     RAISE_MORE,
     REPLAY,
@@ -44,6 +43,10 @@ LOG_FULL: Final = 3
 """Some table of the log has little room: take the rows out and come back."""
 PAUSED: Final = 4
 """Enough for one turn: a chance to show progress, and to be interrupted."""
+CAUGHT_UP: Final = 5
+"""All that happens until then has happened."""
+
+FOREVER: Final = 1 << 62
 
 _EVENTS_PER_TURN: Final = 2_000_000
 
@@ -80,8 +83,8 @@ def _log_is_full(log: Log, rules: Rules) -> bool:
 
 
 @entry
-def advance(state: State, rules: Rules) -> int:
-    """Handle events until the program must act; say why it must."""
+def advance(state: State, rules: Rules, until: int) -> int:
+    """Handle events up to a time, or until the program must act; say why it must."""
     queue = state.queue
     for _ in range(_EVENTS_PER_TURN):
         if queue.n[0] == 0:
@@ -89,6 +92,8 @@ def advance(state: State, rules: Rules) -> int:
         if _log_is_full(state.log, rules):
             return LOG_FULL
         time = queue.time[0]
+        if time > until:
+            return CAUGHT_UP
         code = queue.code[0]
         drop_first(queue)
         kind, argument = code >> 32, code & 0xFFFFFFFF
@@ -180,9 +185,3 @@ def shrink(state: State, rules: Rules, gpu: int, time: int) -> int:
             break
         evict_one(state, rules, gpu)
     return max(state.scratch.time[CPU_DONE], state.scratch.time[COPIED])
-
-
-@compiled
-def running(state: State, gpu: int) -> bool:
-    """Say whether a kernel runs on a GPU."""
-    return bool(state.gpu.now[gpu, KERNEL] >= 0)

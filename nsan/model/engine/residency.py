@@ -8,6 +8,7 @@ from nsan.model.engine.jit import compiled
 from nsan.model.engine.state import (
     CAPACITY,
     CAUSE_BITS,
+    CHUNK_FREE,
     CLEAN_EVICTION,
     COPIED,
     COPY_AFTER,
@@ -253,7 +254,8 @@ def make_room(state: State, rules: Rules, gpu: int, block: int) -> None:
     """Evict until a block without a chunk can have one."""
     if state.chunks.resident[gpu, block]:
         return
-    numbers = state.gpu.now[gpu]
+    numbers, time = state.gpu.now[gpu], state.scratch.time
+    time[CPU_DONE] = max(time[CPU_DONE], numbers[CHUNK_FREE])
     while numbers[USED] >= numbers[CAPACITY] and numbers[USED] > 0:
         evict_one(state, rules, gpu)
 
@@ -296,41 +298,46 @@ def bring_pages(state: State, rules: Rules, block: int, dst: int) -> int:
 
 @compiled
 def _push_from(state: State, rules: Rules, block: int, source: int, dst: int) -> None:
-    """Copy the marked pages that come from one processor, in runs of equal cause."""
+    """Copy the marked pages that come from one processor.
+
+    Between GPUs without peer access they go by way of the CPU, in two pushes.
+    """
+    if source == CPU or dst == CPU or rules.peer:
+        _copy_runs(state, rules, block, source, (source, dst), dst)
+        return
+    time = state.scratch.time
+    after = time[COPY_AFTER]
+    if _copy_runs(state, rules, block, source, (source, CPU), dst):
+        time[COPY_AFTER] = time[LAST_END] + rules.turnaround_ns
+        _copy_runs(state, rules, block, source, (CPU, dst), dst)
+        time[COPY_AFTER] = after
+
+
+@compiled
+def _copy_runs(
+    state: State, rules: Rules, block: int, holder: int, way: tuple[int, int], dst: int
+) -> int:
+    """Copy the marked pages of one holder in runs of equal cause, one push; count the runs."""
     bring = state.scratch.bring
     first = block * rules.block_pages
     state.scratch.time[LAST_END] = -1
-    staged = source != CPU and dst != CPU and not rules.peer
+    n_runs = 0
     run = -1
     last = state.scratch.marked[TO]
     for i in range(state.scratch.marked[FROM], last + 1):
         mark = np.int64(0)
-        if i < last and bring[i] and source_of(state, first + i, dst) == source:
+        if i < last and bring[i] and source_of(state, first + i, dst) == holder:
             mark = np.int64(bring[i])
         if run >= 0 and mark != bring[run]:
-            if staged:
-                _staged_run(state, rules, first + run, i - run, source, dst, np.int64(bring[run]))
-            else:
-                copy_run(state, rules, first + run, i - run, source, dst, np.int64(bring[run]))
+            kept = np.int64(bring[run])
+            if way[0] != holder:
+                kept &= CAUSE_BITS  # nothing stays at the CPU on the way, whatever the source keeps
+            copy_run(state, rules, first + run, i - run, way[0], way[1], kept)
+            n_runs += 1
             run = -1
         if run < 0 and mark:
             run = i
-
-
-@compiled
-def _staged_run(
-    state: State, rules: Rules, page: int, n_pages: int, source: int, dst: int, mark: int
-) -> None:
-    """Copy between GPUs without peer access: through the CPU, two records."""
-    time = state.scratch.time
-    time[LAST_END] = -1
-    copy_run(state, rules, page, n_pages, source, CPU, mark)
-    after = time[COPY_AFTER]
-    time[COPY_AFTER] = time[LAST_END] + rules.turnaround_ns
-    time[LAST_END] = -1
-    # Nothing stays at the CPU, whatever the source keeps.
-    copy_run(state, rules, page, n_pages, CPU, dst, mark & CAUSE_BITS)
-    time[COPY_AFTER] = after
+    return n_runs
 
 
 @compiled
@@ -368,6 +375,9 @@ def _leave(state: State, rules: Rules, page: int, dst: int) -> None:
     for gpu in range(state.gpu.now.shape[0]):
         if others >> (gpu + 1) & 1:
             release(state, gpu, page // rules.block_pages, ONE)
+            if state.chunks.resident[gpu, page // rules.block_pages] == 0:
+                now = state.gpu.now[gpu]
+                now[CHUNK_FREE] = max(now[CHUNK_FREE], state.scratch.time[COPIED])
     if others and others != 1 << source:
         extra = others & ~(1 << source)
         for processor in range(state.gpu.now.shape[0] + 1):

@@ -299,4 +299,6 @@ def migrate_block(state: State, rules: Rules, block: int, dst: int, pages: tuple
         make_room(state, rules, dst - 1, block)
         state.chunks.serviced[dst - 1, block] = 1
     bring_pages(state, rules, block, dst)
-    return max(scratch.time[COPIED], scratch.time[CPU_DONE])
+    end = max(scratch.time[COPIED], scratch.time[CPU_DONE])
+    memory.busy_ns[block] = max(memory.busy_ns[block], end)
+    return end

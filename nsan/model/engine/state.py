@@ -89,7 +89,9 @@ DONE: Final = number(16)
 ENDED: Final = number(17)
 SERVICE_END: Final = number(18)
 SWEEP_STEPS: Final = number(19)
-GPU_NUMBERS: Final = number(20)
+CHUNK_FREE: Final = number(20)
+"""When the last chunk that was left by its pages is free: at the end of their copies."""
+GPU_NUMBERS: Final = number(21)
 
 # Numbers of one resident thread block: columns of Gpu.slots.
 TB: Final = number(0)
@@ -98,7 +100,9 @@ PHASE: Final = number(2)
 CURSOR: Final = number(3)
 PENDING: Final = number(4)
 RAISED: Final = number(5)
-SLOT_NUMBERS: Final = number(6)
+SEEN: Final = number(6)
+"""Pages of the current item that have been looked at: items may have more than fit."""
+SLOT_NUMBERS: Final = number(7)
 
 # Numbers of one access stream: columns of Gpu.streams; the last eight are its pattern's own.
 PATTERN: Final = number(0)
