@@ -18,26 +18,97 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from programs import modelled, programs, residency_changes, run_to_end, settings
 
-from nsan.model.access import Chase, Random, Stream
+from nsan.model.access import Chase, Random, Stream, Strided
 from nsan.model.profiles import HOSTS
 from nsan.model.program import (
+    CPU,
     Advise,
     Allocate,
+    DeviceAllocate,
     HostTouch,
+    HostWait,
     Kernel,
     Launch,
+    Prefetch,
     Program,
     Synchronize,
 )
+from nsan.model.settings import Settings
 from nsan.units import KIB, MIB
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
 N_PROGRAMS = 300 if os.environ.get("NSAN_SOAK") == "1" else 25
 
 
+def _reads(name, *, gpu=0, repeat=1, **part):
+    stream = Stream(allocation=name, **part)
+    return Launch(Kernel("reads", 1, 256, (stream,), repeat=repeat), gpu)
+
+
+def found(what, *operations, **machine):
+    """A program that once broke a law, named by what it showed, and its machine."""
+    return Program(what, operations), Settings(**machine)
+
+
+A, B = Allocate("a", VA_BLOCK_BYTES), Allocate("b", VA_BLOCK_BYTES)
+FIRST_PAGE = {"n_bytes": 4 * KIB}
+LEAF_1 = {"offset_bytes": 64 * KIB, "n_bytes": 64 * KIB}
+DENSE = Strided(allocation="a", stride_bytes=64 * KIB)
+BESIDE = Stream(allocation="b", write=True, **LEAF_1)
+
+FOUND = [
+    found(
+        "a chunk that the CPU empties is free when the copy is done",
+        *(A, B, _reads("b", **FIRST_PAGE), _reads("a", **FIRST_PAGE), Synchronize()),
+        *(_reads("b", **LEAF_1), HostTouch("a", **FIRST_PAGE), Synchronize()),
+        host="epyc-7713",
+        capacity_bytes=VA_BLOCK_BYTES,
+        prefetch=False,
+    ),
+    found(
+        "a clean eviction waits for the copy under way, and who needs the chunk waits for it",
+        *(A, B, HostTouch("a", write=True), Advise("a", "read_mostly"), _reads("b", **FIRST_PAGE)),
+        *(Launch(Kernel("k", 1, 256, (DENSE, BESIDE))), Synchronize()),
+        capacity_bytes=VA_BLOCK_BYTES,
+    ),
+    found(
+        "a prefetch waits for a first touch under way on another GPU",
+        *(A, B, _reads("b", **FIRST_PAGE), Prefetch("a", CPU), _reads("a", gpu=1, write=True)),
+        Synchronize(),
+        host="desktop",
+        n_gpus=2,
+    ),
+    found(
+        "a copy through the CPU leaves nothing there",
+        *(A, _reads("a", **FIRST_PAGE), Synchronize(), Advise("a", "read_mostly")),
+        *(_reads("a", gpu=1, **FIRST_PAGE), Synchronize()),
+        n_gpus=2,
+        peer=False,
+    ),
+    found(
+        "a write invalidates a duplicate only after it came",
+        *(A, HostTouch("a", write=True), Advise("a", "read_mostly"), _reads("a", **FIRST_PAGE)),
+        *(_reads("a", gpu=1, **FIRST_PAGE), Synchronize(), _reads("a", gpu=1, **LEAF_1)),
+        *(HostWait(1), _reads("a", write=True, **LEAF_1), Synchronize()),
+        host="epyc-7713",
+        n_gpus=2,
+    ),
+    found(
+        "a row taken out of the log alone keeps its times",
+        *(Allocate("a", 3 * VA_BLOCK_BYTES), Prefetch("a")),
+        *(DeviceAllocate(name, VA_BLOCK_BYTES) for name in "xyz"),
+        capacity_bytes=4 * VA_BLOCK_BYTES,
+    ),
+]
+"""Each test of every program runs these too."""
+
+
 def every_program(test):
-    """Run a test on random programs: 300 in `make soak`."""
-    return hypothesis.settings(max_examples=N_PROGRAMS)(given(programs())(test))
+    """Run a test on the programs found and on random ones: 300 in `make soak`."""
+    test = given(programs())(test)
+    for program in FOUND:
+        test = hypothesis.example(program)(test)
+    return hypothesis.settings(max_examples=N_PROGRAMS)(test)
 
 
 class Residency:
