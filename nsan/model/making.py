@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -123,22 +124,31 @@ def make(
     """
     folder = Path(folder).resolve()
     _check_place(folder, overwrite=overwrite)
-    happened = run(recipe.program, recipe.settings, progress)
-    name = recipe.program.name
-    plain = record(happened, recipe.settings, name)
+    settings, name = recipe.settings, recipe.program.name
+    happened = run(recipe.program, settings, progress)
+    plain = record(happened, settings, name)
     is_plain = recipe.style == PLAIN
-    tables = plain if is_plain else record(happened, recipe.settings, name, recipe.style)
+    tables = plain if is_plain else record(happened, settings, name, recipe.style)
     with _building(folder, overwrite=overwrite) as scratch:
-        machine = Machine(f"nsan-model {name}", _note(recipe.settings), 0, happened.end_ns)
-        write_export(scratch / export_name(folder), tables, machine, recipe.options)
+        machine = Machine(f"nsan-model {name}", _note(settings), 0, happened.end_ns)
         (scratch / TRUTH).mkdir()
-        facts = {}
-        for table, frame in truth(happened, recipe.settings, plain):
-            facts[table] = frame.height
-            frame.write_parquet(scratch / TRUTH / f"{table}.parquet")
+        # Beside each other: one waits for SQLite, the other for the compression.
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(_write_truth, scratch / TRUTH, truth(happened, settings, plain))
+            write_export(scratch / export_name(folder), tables, machine, recipe.options)
+            facts = written.result()
         about = _about(recipe, tables, facts)
         (scratch / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return about
+
+
+def _write_truth(folder: Path, tables: Iterable[tuple[str, pl.DataFrame]]) -> dict[str, int]:
+    """Write the truth, and count the rows of each table."""
+    n_rows = {}
+    for name, rows in tables:
+        n_rows[name] = rows.height
+        rows.write_parquet(folder / f"{name}.parquet")
+    return n_rows
 
 
 def _note(settings: Settings) -> str:
