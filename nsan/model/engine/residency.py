@@ -210,6 +210,8 @@ def evict_one(state: State, rules: Rules, gpu: int) -> None:
     start = time[CPU_DONE]
     n_dropped = _evict_pages(state, rules, gpu, first)
     end = max(time[LAST_END], start)
+    if n_dropped:
+        end = max(end, time[COPIED])
     for page in range(first, first + rules.block_pages):
         if memory.evicted_ns[page] == 0:
             memory.evicted_ns[page] = end
@@ -245,6 +247,7 @@ def _evict_pages(state: State, rules: Rules, gpu: int, first: int) -> int:
             arrived = state.chunks.ready_ns[gpu + 1, page // rules.block_pages]
             when = max(state.scratch.time[CPU_DONE], arrived)
             log_change(state.log, when, gpu + 1, page, CLEAN_EVICTION)
+            state.scratch.time[COPIED] = max(state.scratch.time[COPIED], when)
             n_dropped += 1
     return n_dropped
 
@@ -353,6 +356,7 @@ def _settle(state: State, rules: Rules, block: int, dst: int) -> None:
         page = first + i
         if memory.where[page] == 0:
             log_change(state.log, time, dst, page, FIRST_TOUCH)
+            state.chunks.ready_ns[dst, block] = max(state.chunks.ready_ns[dst, block], time)
         if dst != CPU and memory.evicted_ns[page] > 0:
             _log_refault(state, dst - 1, page, time)
         memory.evicted_ns[page] = -1

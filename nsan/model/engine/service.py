@@ -227,7 +227,7 @@ def serve_batch(
         else:
             scratch.time[CPU_DONE] += rules.skip_ns
         # The CPU can have the block as soon as its copies are done, before the GPU's replay.
-        state.memory.busy_ns[block] = max(scratch.time[CPU_DONE], scratch.time[COPIED])
+        state.memory.busy_ns[block] = max(scratch.time[CPU_DONE], scratch.time[COPIED]) + 1
     return n_blocks
 
 
@@ -293,6 +293,7 @@ def migrate_block(state: State, rules: Rules, block: int, dst: int, pages: tuple
     if n_new == 0:
         return scratch.time[CPU_DONE]
     scratch.time[CPU_DONE] = max(scratch.time[CPU_DONE], scratch.time[COPIED] + 1)
+    scratch.time[CPU_DONE] = max(scratch.time[CPU_DONE], memory.busy_ns[block])
     scratch.time[CPU_DONE] += rules.prefetch_block_ns
     scratch.time[COPY_AFTER] = 0
     if dst != CPU:
