@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,9 @@ from nsan.uvm.constants import VA_BLOCK_BYTES
 MAX_BATCHES = 100_000
 """No program here needs a tenth of it: more is a run without end."""
 
+MAX_TURNS = 1_000
+"""How often a run may report; the engine handles up to two million events between two reports."""
+
 
 class EndlessError(AssertionError):
     """A program does not come to an end."""
@@ -92,8 +96,10 @@ class Ran:
 def run_to_end(program, settings):
     """Run a program; a run that never ends is an error, not a hanging test."""
 
+    turns = itertools.count()
+
     def watch(_, batches):
-        if batches > MAX_BATCHES:
+        if batches > MAX_BATCHES or next(turns) > MAX_TURNS:
             raise EndlessError(f"{batches} batches and no end: {program} {settings}")
 
     host = machine._Host(program, settings, watch)
@@ -129,6 +135,7 @@ class Mood:
     sizes: st.SearchStrategy
     chunks: st.SearchStrategy
     paces: tuple[float, ...] = (100_000.0, 0.0, 5e6)
+    computing: tuple[float, ...] = (0.0, 10_000.0, 200_000.0)
     repeats: tuple[int, ...] = (1, 2)
 
 
@@ -146,7 +153,8 @@ FIGHT = Mood(
     sizes=st.sampled_from([4 * KIB, 8 * KIB, 64 * KIB]),
     chunks=st.integers(1, 3),
     paces=(1e7, 1e8, 1e9),
-    repeats=(1, 50, 500),
+    computing=(10_000.0, 1e7, 1e8),
+    repeats=(1, 4, 16),
 )
 """Few pages, used for long: processors meet there."""
 
@@ -208,7 +216,7 @@ def accesses(draw, sizes_by_name, most_bytes):
 
 
 @st.composite
-def kernels(draw, sizes_by_name, repeats):
+def kernels(draw, sizes_by_name, mood):
     """A kernel over some of the allocations, of no more than about 64 steps."""
     grid, threads = draw(st.integers(1, 12)), draw(st.sampled_from([1, 32, 256, 1024]))
     most_bytes = 64 * max(grid * threads * 4, 4 * KIB if grid == 1 else 0)
@@ -218,8 +226,8 @@ def kernels(draw, sizes_by_name, repeats):
         grid,
         threads,
         tuple(streams),
-        compute_ns_per_mib=draw(st.sampled_from([0.0, 10_000.0, 200_000.0])),
-        repeat=draw(st.sampled_from(repeats)),
+        compute_ns_per_mib=draw(st.sampled_from(mood.computing)),
+        repeat=draw(st.sampled_from(mood.repeats)),
     )
 
 
@@ -293,7 +301,7 @@ class _Building:
         self.add(Advise(self.name(), self.draw(st.sampled_from(ADVICES)), self.processor()))
 
     def launch(self):
-        self.add(Launch(self.draw(kernels(self.live, self.mood.repeats)), self.gpu()))
+        self.add(Launch(self.draw(kernels(self.live, self.mood)), self.gpu()))
 
     def copy(self):
         self.add(Copy(self.name(), self.draw(st.booleans()), self.gpu()))

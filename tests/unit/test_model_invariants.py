@@ -46,7 +46,7 @@ def _reads(name, *, gpu=0, repeat=1, **part):
 
 
 def found(what, *operations, **machine):
-    """A program that once broke a law, named by what it showed, and its machine."""
+    """A program that broke a law once, or would with a step left out; and its machine."""
     return Program(what, operations), Settings(**machine)
 
 
@@ -54,6 +54,9 @@ A, B = Allocate("a", VA_BLOCK_BYTES), Allocate("b", VA_BLOCK_BYTES)
 FIRST_PAGE = {"n_bytes": 4 * KIB}
 LEAF_1 = {"offset_bytes": 64 * KIB, "n_bytes": 64 * KIB}
 DENSE = Strided(allocation="a", stride_bytes=64 * KIB)
+HALF_A_PAGE = Stream(allocation="a", write=True, n_bytes=2 * KIB)
+DENSELY = Launch(Kernel("dense", 1, 256, (DENSE,)))
+THREE_BLOCKS = Allocate("a", 3 * VA_BLOCK_BYTES)
 BESIDE = Stream(allocation="b", write=True, **LEAF_1)
 
 FOUND = [
@@ -92,6 +95,27 @@ FOUND = [
         *(HostWait(1), _reads("a", write=True, **LEAF_1), Synchronize()),
         host="epyc-7713",
         n_gpus=2,
+    ),
+    found(
+        "copies of several blocks wait for their engine: it is slower than the driver here",
+        *(THREE_BLOCKS, HostTouch("a", write=True), DENSELY, Synchronize()),
+        gpu="v100-sxm2-16gb",
+        host="epyc-7763",
+    ),
+    found(
+        "an eviction waits for the copy under way: cudaMalloc comes 300 us after the launch",
+        *(THREE_BLOCKS, B, HostTouch("a", write=True), DENSELY),
+        HostTouch("b", ns_per_mib=300_000.0 * 256, **FIRST_PAGE),
+        *(DeviceAllocate("d", 3 * VA_BLOCK_BYTES), Synchronize()),
+        gpu="v100-sxm2-16gb",
+        capacity_bytes=4 * VA_BLOCK_BYTES,
+    ),
+    found(
+        "a write waits until a prefetch of a duplicate is done",
+        *(A, Launch(Kernel("eight", 8, 1, (HALF_A_PAGE,), compute_ns_per_mib=0.0), 1)),
+        *(_reads("a", gpu=2, write=True, n_bytes=1), Prefetch("a", 2, n_bytes=1)),
+        *(Advise("a", "read_mostly"), Synchronize()),
+        n_gpus=3,
     ),
     found(
         "a row taken out of the log alone keeps its times",

@@ -138,11 +138,13 @@ def _extends(log: Log, at: int, time: int, processor: int, page: int, reason: in
 def drop_other_copies(state: State, page: int, keep: int, time: int) -> None:
     """Invalidate the copies of a page that other processors hold: no record of it in a trace."""
     others = state.memory.where[page] & ~(1 << keep)
+    # A copy that is still on its way is dropped when it has arrived, not before.
+    arrived = state.chunks.ready_ns[:, page // _block_pages(state)]
     if others & CPU_BIT:
-        log_change(state.log, time, CPU, page, INVALIDATED)
+        log_change(state.log, max(time, arrived[CPU]), CPU, page, INVALIDATED)
     for gpu in range(state.gpu.now.shape[0]):
         if others >> (gpu + 1) & 1:
-            log_change(state.log, time, gpu + 1, page, INVALIDATED)
+            log_change(state.log, max(time, arrived[gpu + 1]), gpu + 1, page, INVALIDATED)
             release(state, gpu, page // _block_pages(state), ONE)
     state.memory.where[page] &= 1 << keep
 
