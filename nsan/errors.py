@@ -373,6 +373,17 @@ class UnknownNameError(UsageError):
         )
 
 
+class AnalysisError(NsanError):
+    """An analysis is not what it declares to be."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name, self.problem = name, problem
+        super().__init__(
+            f"The analysis {name!r} cannot be used: {problem}. "
+            "See the docstring of nsan.analysis.catalog for what an analysis is."
+        )
+
+
 class ProgramError(UsageError):
     """A program for the driver model cannot be run."""
 

@@ -52,6 +52,213 @@ def union(intervals: pl.LazyFrame, *, by: Sequence[str] = ()) -> pl.LazyFrame:
     )
 
 
+def intersection(
+    left: pl.LazyFrame, right: pl.LazyFrame, *, by: Sequence[str] = ()
+) -> pl.LazyFrame:
+    """Find the time that is in both of two sets of intervals.
+
+    Parameters
+    ----------
+    left, right : LazyFrame
+        Read ``start_ns``, ``end_ns`` (Int64, ns) and the columns of ``by``; rows in any order, they
+        may overlap.
+    by : sequence of str
+        Groups that are kept apart; a null is a value of its own.
+
+    Returns
+    -------
+    LazyFrame
+        As of :func:`union`, with the time covered by rows of both.
+
+    Examples
+    --------
+    >>> a = pl.LazyFrame({"start_ns": [0, 200], "end_ns": [100, 300]})
+    >>> b = pl.LazyFrame({"start_ns": [50], "end_ns": [250]})
+    >>> intersection(a, b).collect().rows()
+    [(50, 100), (200, 250)]
+    """
+    return _both(left, right, by, (pl.col("_left") > 0) & (pl.col("_right") > 0))
+
+
+def subtraction(left: pl.LazyFrame, right: pl.LazyFrame, *, by: Sequence[str] = ()) -> pl.LazyFrame:
+    """Find the time that is in one set of intervals and not in the other.
+
+    Parameters
+    ----------
+    left, right : LazyFrame
+        As for :func:`intersection`.
+    by : sequence of str
+        Groups that are kept apart; a null is a value of its own.
+
+    Returns
+    -------
+    LazyFrame
+        As of :func:`union`, with the time covered by ``left`` and not by ``right``.
+
+    Examples
+    --------
+    >>> a = pl.LazyFrame({"start_ns": [0], "end_ns": [100]})
+    >>> b = pl.LazyFrame({"start_ns": [20, 90], "end_ns": [30, 120]})
+    >>> subtraction(a, b).collect().rows()
+    [(0, 20), (30, 90)]
+    """
+    return _both(left, right, by, (pl.col("_left") > 0) & (pl.col("_right") == 0))
+
+
+def _both(
+    left: pl.LazyFrame, right: pl.LazyFrame, by: Sequence[str], wanted: pl.Expr
+) -> pl.LazyFrame:
+    """Walk along two merged sets at once and keep the stretches that are wanted."""
+    keys = list(by)
+    sides = {"_left": left, "_right": right}
+    events = [
+        union(side, by=keys).select(
+            *keys,
+            pl.concat_list("start_ns", "end_ns").alias("start_ns"),
+            *(
+                pl.lit([1, -1] if other == name else [0, 0], pl.List(pl.Int64)).alias(other)
+                for other in sides
+            ),
+        )
+        for name, side in sides.items()
+    ]
+    moments = (
+        pl.concat(events)
+        .explode("start_ns", *sides)
+        .group_by(*keys, "start_ns")
+        .agg(pl.col(name).sum() for name in sides)
+        .sort(*keys, "start_ns")
+    )
+    after = pl.col("start_ns").shift(-1)
+    steps = moments.with_columns(
+        *(_over(pl.col(name).cum_sum(), keys).alias(name) for name in sides),
+        end_ns=_over(after, keys),
+    )
+    return union(steps.filter(wanted), by=keys)
+
+
+def _over(value: pl.Expr, keys: list[str]) -> pl.Expr:
+    return value.over(keys) if keys else value
+
+
+def depth(intervals: pl.LazyFrame, *, by: Sequence[str] = ()) -> pl.LazyFrame:
+    """Count how many intervals are open at each time.
+
+    Parameters
+    ----------
+    intervals : LazyFrame
+        Reads ``start_ns``, ``end_ns`` (Int64, ns) and the columns of ``by``; rows in any order. Rows
+        with a null time, and rows of no length, add nothing.
+    by : sequence of str
+        Groups that are kept apart; a null is a value of its own.
+
+    Returns
+    -------
+    LazyFrame
+        One row per stretch with at least one open interval: the columns of ``by``, ``start_ns``,
+        ``end_ns``, ``n`` (Int64, open intervals); disjoint, ordered by group and start. The sum of
+        ``n`` x length equals the sum of the lengths of the rows.
+
+    Examples
+    --------
+    >>> rows = pl.LazyFrame({"start_ns": [0, 50], "end_ns": [100, 150]})
+    >>> depth(rows).collect().rows()
+    [(0, 50, 1), (50, 100, 2), (100, 150, 1)]
+    """
+    keys = list(by)
+    rows = intervals.filter(pl.col("start_ns") < pl.col("end_ns"))
+    opens = rows.select(*keys, "start_ns", n=pl.lit(1, pl.Int64))
+    closes = rows.select(*keys, start_ns="end_ns", n=pl.lit(-1, pl.Int64))
+    return (
+        pl.concat([opens, closes])
+        .group_by(*keys, "start_ns")
+        .agg(pl.col("n").sum())
+        .sort(*keys, "start_ns")
+        .with_columns(
+            n=_over(pl.col("n").cum_sum(), keys),
+            end_ns=_over(pl.col("start_ns").shift(-1), keys),
+        )
+        .filter(pl.col("n") > 0)
+        .select(*keys, "start_ns", "end_ns", "n")
+    )
+
+
+def overlap(rows: pl.LazyFrame, steps: pl.LazyFrame, *, by: Sequence[str] = ()) -> pl.LazyFrame:
+    """Measure how much of each row's time is covered, weighted by what covers it.
+
+    Parameters
+    ----------
+    rows : LazyFrame
+        Reads ``start_ns``, ``end_ns`` (Int64, ns) and the columns of ``by``; other columns stay.
+        Rows may overlap and come in any order.
+    steps : LazyFrame
+        Disjoint intervals within a group, as of :func:`union` or :func:`depth`: ``start_ns``,
+        ``end_ns``, the columns of ``by`` and, if there is one, ``n`` (Int64), the weight.
+    by : sequence of str
+        Groups that are kept apart; a null is a value of its own.
+
+    Returns
+    -------
+    LazyFrame
+        The rows with ``overlap_ns`` (Int64, ns): the integral of the weight over the row, without
+        weights the covered time; 0 where nothing covers it, null where a time is missing. The
+        order of the rows is not kept.
+
+    Examples
+    --------
+    >>> rows = pl.LazyFrame({"start_ns": [0, 60], "end_ns": [100, 70]})
+    >>> steps = pl.LazyFrame({"start_ns": [10, 50], "end_ns": [20, 90]})
+    >>> overlap(rows, steps).sort("start_ns").collect().rows()
+    [(0, 100, 50), (60, 70, 10)]
+    """
+    keys = list(by)
+    weight = pl.col("n") if "n" in steps.collect_schema() else pl.lit(1, pl.Int64)
+    length = pl.col("end_ns") - pl.col("start_ns")
+    sums = (
+        steps.filter(length > 0)
+        .sort(*keys, "start_ns")
+        .select(
+            *(pl.col(key).alias(f"_{key}") for key in keys),
+            _from="start_ns",
+            _until="end_ns",
+            _weight=weight,
+            _before=_over((length * weight).cum_sum(), keys) - length * weight,
+        )
+        .sort("_from")
+    )
+    reached = pl.min_horizontal(pl.col("_at"), pl.col("_until")) - pl.col("_from")
+    found = rows
+    for name, edge in (("_low", "start_ns"), ("_high", "end_ns")):
+        found = (
+            found.with_columns(_at=pl.col(edge))
+            .sort("_at", nulls_last=True)
+            .join_asof(
+                sums,
+                left_on="_at",
+                right_on="_from",
+                by_left=keys or None,
+                by_right=[f"_{key}" for key in keys] or None,
+                coalesce=False,
+                check_sortedness=False,
+            )
+            .with_columns((pl.col("_before") + reached * pl.col("_weight")).alias(name))
+            .drop(
+                "_at",
+                "_from",
+                "_until",
+                "_weight",
+                "_before",
+                *(f"_{k}" for k in keys),
+                strict=False,
+            )
+        )
+    known = pl.all_horizontal(pl.col("start_ns", "end_ns").is_not_null())
+    area = pl.col("_high").fill_null(0) - pl.col("_low").fill_null(0)
+    return found.with_columns(
+        overlap_ns=pl.when(known).then(pl.max_horizontal(area, 0)).cast(pl.Int64)
+    ).drop("_low", "_high")
+
+
 def covered(
     merged: pl.DataFrame, windows: Sequence[Window] | None, *, by: Sequence[str] = ()
 ) -> pl.DataFrame:

@@ -143,8 +143,9 @@ def _gpu_faults(happened: Happened, settings: Settings, style: Style) -> pl.Data
         batches = _split_rows(happened, settings, style)
     end = pl.col("end_ns")
     if style.jitter_ns:
-        late = pl.int_range(pl.len()).shuffle(seed=abs(style.seed)) % style.jitter_ns
-        end = end + late
+        # Spread evenly by a multiplicative hash: the same on every machine and polars version.
+        late = (pl.int_range(1, pl.len() + 1) + abs(style.seed)) * _GOLDEN % (1 << 32)
+        end = end + late * style.jitter_ns // (1 << 32)
     return (
         batches.with_columns(end_ns=end)
         .sort("end_ns", "page", maintain_order=True)
@@ -403,6 +404,9 @@ def _lossy(tables: dict[str, pl.DataFrame], style: Style) -> dict[str, pl.DataFr
     lost = pl.col("start_ns").is_between(full, full + style.lost_ns, closed="left")
     return tables | {name: tables[name].filter(~lost) for name in _DRIVER_ROWS}
 
+
+_GOLDEN: Final = 2654435761
+"""Knuth's multiplier: 2^32 over the golden ratio."""
 
 _CPU_CLOCK: Final = {
     "cpu_faults": ("start_ns",),

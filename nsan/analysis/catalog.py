@@ -1,0 +1,226 @@
+"""The table of contents: every analysis with its question, what it reads, gives and costs.
+
+An analysis is a function whose positional parameters are named as tables of a trace
+(:data:`nsan.schema.TABLES`) and take lazy frames, whose keyword-only parameters are options with
+defaults, and which returns a lazy frame. The decorator says the rest. A user's own function is
+found and run in the same way.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+import polars as pl
+
+from nsan.analysis.result import Result
+from nsan.errors import AnalysisError, SchemaMismatchError, UnknownNameError
+from nsan.schema import TABLES
+
+Function = TypeVar("Function", bound=Callable[..., pl.LazyFrame])
+
+MODULES: Final = (
+    "fault_rows",
+    "pushes",
+    "batches",
+)
+"""Modules of this package that hold analyses, in the order of the table of contents."""
+
+_ATTRIBUTE: Final = "__nsan_analysis__"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An analysis and what is known about it.
+
+    Attributes
+    ----------
+    name : str
+        Name of the function.
+    question : str
+        What it answers, as a user would ask.
+    function : callable
+        The function.
+    result : Result
+        What one row is; its columns with unit and kind.
+    reads : mapping of str to tuple of str
+        By table of the trace: the columns that are read, no others.
+    complexity : str
+        Cost in time for n rows.
+    source : str
+        Where the definition is from.
+    """
+
+    name: str
+    question: str
+    function: Callable[..., pl.LazyFrame]
+    result: Result
+    reads: Mapping[str, tuple[str, ...]]
+    complexity: str
+    source: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the function with their defaults."""
+        found = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
+
+    def run(
+        self, tables: Mapping[str, pl.LazyFrame], options: Mapping[str, Any] | None = None
+    ) -> pl.LazyFrame:
+        """Run the analysis on the tables of a trace.
+
+        Parameters
+        ----------
+        tables : mapping of str to LazyFrame
+            At least the tables that it reads.
+        options : mapping, optional
+            Values for its options.
+
+        Returns
+        -------
+        LazyFrame
+            The result, checked against what the analysis promises.
+
+        Raises
+        ------
+        UsageError
+            If there is no such option.
+        AnalysisError
+            If it gives another table than it promises.
+        """
+        given = dict(options or {})
+        for name in given:
+            if name not in self.options:
+                raise UnknownNameError(f"option of {self.name}", name, self.options)
+        found = self.function(*(tables[name] for name in self.reads), **given)
+        if not isinstance(found, pl.LazyFrame):
+            raise AnalysisError(self.name, f"it gives {type(found).__name__}, not a LazyFrame")
+        try:
+            return self.result.validate(found)
+        except SchemaMismatchError as error:
+            raise AnalysisError(self.name, str(error)) from error
+
+
+def analysis(
+    *,
+    question: str,
+    result: Result,
+    reads: Mapping[str, Iterable[str]],
+    complexity: str = "O(n log n)",
+    source: str = "",
+) -> Callable[[Function], Function]:
+    """Declare a function to be an analysis; the function stays as it is.
+
+    Parameters
+    ----------
+    question : str
+        What it answers, ending with a question mark.
+    result : Result
+        The table it gives.
+    reads : mapping of str to iterable of str
+        By table of the trace, the columns that are read. The tables are the function's positional
+        parameters, in order.
+    complexity : str, default "O(n log n)"
+        Cost in time for n rows.
+    source : str
+        Where the definition is from.
+
+    Returns
+    -------
+    callable
+        A decorator.
+    """
+
+    def declare(function: Function) -> Function:
+        found = Analysis(
+            name=function.__name__,
+            question=question,
+            function=function,
+            result=result,
+            reads={table: tuple(columns) for table, columns in reads.items()},
+            complexity=complexity,
+            source=source,
+        )
+        _check(found)
+        setattr(function, _ATTRIBUTE, found)
+        return function
+
+    return declare
+
+
+def _check(found: Analysis) -> None:
+    """Refuse a declaration that does not fit its function or the tables of a trace."""
+    parameters = inspect.signature(found.function).parameters.values()
+    frames = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    if frames != list(found.reads):
+        said = f"its parameters are {frames}, and it declares to read {list(found.reads)}"
+        raise AnalysisError(found.name, said)
+    for table, columns in found.reads.items():
+        if table not in TABLES:
+            raise AnalysisError(found.name, f"a trace has no table {table!r}, it has {[*TABLES]}")
+        absent = [name for name in columns if name not in TABLES[table].schema]
+        if absent:
+            has = [*TABLES[table].schema]
+            raise AnalysisError(found.name, f"{table} has no column {absent}, it has {has}")
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty:
+            raise AnalysisError(found.name, f"its option {p.name!r} has no default")
+
+
+def analyses_in(module: ModuleType) -> Iterator[Analysis]:
+    """List the analyses that a module defines, in their order there.
+
+    Parameters
+    ----------
+    module : module
+        A module of this package, or a user's.
+
+    Returns
+    -------
+    iterator of Analysis
+        Those whose functions are defined in the module itself.
+    """
+    for thing in vars(module).values():
+        found = getattr(thing, _ATTRIBUTE, None)
+        if isinstance(found, Analysis) and found.function.__module__ == module.__name__:
+            yield found
+
+
+@cache
+def catalog() -> Mapping[str, Analysis]:
+    """List every analysis of nsan by name."""
+    modules = (import_module(f"nsan.analysis.{name}") for name in MODULES)
+    return {found.name: found for module in modules for found in analyses_in(module)}
+
+
+def find(name: str, own: Iterable[Analysis] = ()) -> Analysis:
+    """Find an analysis by name; a user's own comes first.
+
+    Parameters
+    ----------
+    name : str
+        Its name; dashes count as underscores.
+    own : iterable of Analysis
+        Analyses of plug-ins.
+
+    Returns
+    -------
+    Analysis
+        The analysis.
+
+    Raises
+    ------
+    UsageError
+        If there is none; the message lists the names.
+    """
+    known = {**catalog(), **{each.name: each for each in own}}
+    found = known.get(name.replace("-", "_"))
+    if found is None:
+        raise UnknownNameError("analysis", name, sorted(known))
+    return found

@@ -1,0 +1,79 @@
+"""What an analysis gives: a table whose every column says its unit and its kind.
+
+Kinds (design 5): **recorded**, rows as they are and sums of them; **derived**, exact arithmetic on
+rows; **reconstructed**, an inference with self-checks; **modelled**, from the driver model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import polars as pl
+
+from nsan.schema import Column, Table
+
+Kind = Literal["recorded", "derived", "reconstructed", "modelled"]
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
+
+KIND: Final = pl.Enum(KINDS)
+"""Type of a column that says the kind row by row."""
+
+
+@dataclass(frozen=True)
+class Figure(Column):
+    """One column of a result.
+
+    ``unit`` is one of "ns", "byte", "byte/s", "fraction", "byte address", "id", "label", "text",
+    "flag", "number", or the plural of what is counted; it decides how people see the value.
+    """
+
+    kind: Kind = "derived"
+
+
+@dataclass(frozen=True)
+class Result(Table):
+    """The table that an analysis gives; the first columns name the row."""
+
+    columns: tuple[Figure, ...]
+
+    def from_rows(self, build: Callable[[], pl.DataFrame]) -> pl.LazyFrame:
+        """Make a lazy frame of this table from a function that computes it when collected.
+
+        Parameters
+        ----------
+        build : callable
+            Computes the rows, with the columns of this table in any order and of any width that
+            casts without loss.
+
+        Returns
+        -------
+        LazyFrame
+            Nothing is computed before it is collected.
+        """
+        return pl.defer(lambda: build().select(self.cast()), schema=self.schema)
+
+    def cast(self) -> list[pl.Expr]:
+        """Expressions that put a frame with these columns into order and type."""
+        return [pl.col(name).cast(dtype) for name, dtype in self.schema.items()]
+
+
+def recorded(name: str, dtype: pl.DataType | type[pl.DataType], unit: str, doc: str) -> Figure:
+    """Declare a column whose values stand in the rows of the trace."""
+    return Figure(name, dtype, unit, doc, "recorded")
+
+
+def derived(name: str, dtype: pl.DataType | type[pl.DataType], unit: str, doc: str) -> Figure:
+    """Declare a column of exact arithmetic on rows."""
+    return Figure(name, dtype, unit, doc, "derived")
+
+
+def reconstructed(name: str, dtype: pl.DataType | type[pl.DataType], unit: str, doc: str) -> Figure:
+    """Declare a column that is an inference."""
+    return Figure(name, dtype, unit, doc, "reconstructed")
+
+
+PID: Final = recorded("pid", pl.UInt32, "id", "Process.")
+DEVICE: Final = recorded("device_id", pl.Int64, "id", "CUDA ordinal of the GPU in its process.")
+"""The columns that keep processes and GPUs apart."""
