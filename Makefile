@@ -63,6 +63,8 @@ soak: $(VENV)/.dev ## Property and fuzz tests with large counts and random seeds
 
 bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BENCH_ARGS=--large for 5 M faults)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.run $(BENCH_ARGS)
+	@echo
+	$(BIN)/python -m benchmarks.analyses
 
 samples: $(VENV)/.dev ## Make the modelled traces of sample_data/model again, row for row
 	$(BIN)/nsan model samples -o sample_data/model --force-overwrite

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nsan.analysing import analyse
     from nsan.contract import summary
     from nsan.info import TraceInfo
     from nsan.opening import import_trace, open_trace
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Trace", "TraceInfo", "__version__", "import_trace", "open_trace", "summary"]
+__all__ = ["Trace", "TraceInfo", "__version__", "analyse", "import_trace", "open_trace", "summary"]
 
 _HOMES = {
     "Trace": "nsan.trace",
     "TraceInfo": "nsan.info",
+    "analyse": "nsan.analysing",
     "import_trace": "nsan.opening",
     "open_trace": "nsan.opening",
     "summary": "nsan.contract",

@@ -384,6 +384,17 @@ class AnalysisError(NsanError):
         )
 
 
+class PluginError(NsanError):
+    """A user's own analyses cannot be loaded."""
+
+    def __init__(self, origin: str, problem: str) -> None:
+        self.origin, self.problem = origin, problem
+        super().__init__(
+            f"The plug-in {origin} cannot be used: {problem}. "
+            "The README shows what an analysis of your own looks like."
+        )
+
+
 class ProgramError(UsageError):
     """A program for the driver model cannot be run."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from nsan.info import MODEL_KIND, MODELLED, NEWEST_SCHEMA, parse_version
-from nsan.units import format_count, format_time
+from nsan.units import format_bytes, format_count, format_time
 
 Status = Literal["ok", "warn", "fail", "unknown"]
 
@@ -65,6 +65,7 @@ def checks(info: Mapping[str, Any], totals: Mapping[str, Any]) -> list[Check]:
         *_activity(info, totals),
         *_platform(info, totals),
         *_migrations(info, totals),
+        *_lost_rows(info, totals),
         *_times(info),
         *_fault_rows(info, totals),
         *_diagnostics(info, totals),
@@ -222,7 +223,6 @@ def _platform(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Ch
 
 def _migrations(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
     figures = totals["figures"]["migration figures"]
-    pushes = totals["figures"]["push figures"]
     if not figures["n"]:
         return
     odd = _counted(
@@ -252,21 +252,67 @@ def _migrations(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[
         yield Check(
             "migration_labels", "warn", f"Of {format_count(figures['n'])} migrations {unnamed}."
         )
-    headless = pushes["n_headless_pushes"]
-    if headless:
+
+
+_MOST_HOLES: Final = 3
+
+
+def _lost_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
+    """Say where rows are missing, or how far that could be checked."""
+    holes, replay = totals["lost_rows"]["holes"], totals["lost_rows"]["replay"]
+    for hole in holes[:1]:
+        said = [_hole(each) for each in holes[:_MOST_HOLES]]
+        if len(holes) > _MOST_HOLES:
+            said.append(f"and {len(holes) - _MOST_HOLES} more (`nsan faults --by lost`)")
+        how = "are missing" if hole["level"] == "certain" else "are probably missing"
         yield Check(
             "lost_rows",
             "warn",
-            f"{format_count(headless)} of {format_count(pushes['n_pushes'])} pushes to a GPU hold "
-            "prefetched pages but no faulted one: rows were probably lost while recording, and "
+            f"Rows of Unified Memory {how}: {'; '.join(said)}. The profiler dropped them without a word; "
             "totals are lower bounds.",
         )
-    elif not figures["n_no_address"] and not figures["n_no_cause"]:
+    if holes or not totals["figures"]["migration figures"]["n"]:
+        return
+    checked = sum(row["n_pushes"] for row in replay)
+    exact = sum(row["n_exact_pushes"] for row in replay)
+    capture = info["capture"]
+    seen = all(capture[kind]["answer"] == "recorded" for kind in ("gpu_faults", "cpu_faults"))
+    if checked and all(row["rule_holds"] for row in replay):
+        told = (
+            f"{format_count(exact)} of {format_count(checked)} pushes by page faults are to the page what the "
+            "driver's prefetcher had to bring after what came before"
+        )
+        if exact == checked or seen:
+            yield Check("lost_rows", "ok", f"No sign of lost rows: {told}.")
+        else:
+            yield Check(
+                "lost_rows",
+                "unknown",
+                f"Whether rows were lost cannot be told: only {told}. Memory that the GPU touched first, freed "
+                "memory and advice do that too; with page faults recorded nsan could tell them apart.",
+            )
+    elif checked and info["kind"] not in NVPROF_KINDS:
         yield Check(
             "lost_rows",
             "ok",
-            "Every push to a GPU begins with what caused it: no sign of lost rows.",
+            "No sign of lost rows; the driver's prefetcher does not follow its usual setting here, so less "
+            "could be checked.",
         )
+
+
+def _hole(hole: Mapping[str, Any]) -> str:
+    """Write one hole: when, how long, how much."""
+    least = format_bytes(hole["least_bytes"])
+    if not hole["is_silent"]:
+        return (
+            f"somewhere between {format_time(hole['earliest_ns'])} and "
+            f"{format_time(hole['latest_ns'])}, at least {least}"
+        )
+    about = format_bytes(hole["lost_bytes"])
+    return (
+        f"from {format_time(hole['start_ns'])} to {format_time(hole['end_ns'])} "
+        f"({format_time(hole['duration_ns'])} without any row), about {about}, at least {least}"
+    )
 
 
 def _counted(*pairs: tuple[int | None, str]) -> str:
@@ -288,33 +334,48 @@ def _times(info: Mapping[str, Any]) -> Iterator[Check]:
         )
 
 
+_STYLES: Final = {
+    "page": "one per page here",
+    "va_block": "one per VA block here",
+}
+_REFUSED: Final = {
+    "jittered": "their ends scatter around the replays",
+    "jittered_page": "the ends of one batch scatter",
+    "other": "too many copies fit none of them",
+}
+"""Styles of rows that no batch can be built on (:mod:`nsan.analysis.driver.fault_rows`)."""
+
+
 def _fault_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
-    rows = totals["figures"]["fault figures"]
-    if info["capture"]["gpu_faults"]["answer"] != "recorded" or not rows["n"]:
+    found = totals["fault_rows"]
+    if info["capture"]["gpu_faults"]["answer"] != "recorded" or not found:
         return
-    batches = totals["figures"]["batch figures"]
+    rows = {key: sum(each[key] for each in found) for key in found[0] if key.startswith("n_")}
+    styles = [each["style"] for each in found]
     coarse = _has_coarse_times(info)
     broken = _counted(
-        (0 if coarse else rows["n_shared_ends"], "share their end"),
         (0 if coarse else rows["n_out_of_order"], "end out of order"),
         (rows["n_counts_outside"], "have a count outside 1 to 256"),
         (rows["n_other_access"], "have an access type that nsan does not know"),
-        (batches["n_pages_above"], "lie above their lowest faulted page"),
+        (rows["n_rows_above"], "lie above their lowest faulted page"),
     )
     copies = _counted(
-        (batches["n_copies_outside"], "fall into no fault row"),
-        (batches["n_descending"], "descend within one"),
+        (rows["n_copies_outside"], "fall into no fault row"),
+        (rows["n_descending"], "descend within one"),
     )
-    n_rows, n_copies = format_count(rows["n"]), format_count(batches["n_copies"])
-    if broken or copies:
+    refused = sorted({_REFUSED[style] for style in styles if style in _REFUSED})
+    n_rows, n_copies = format_count(rows["n_rows"]), format_count(rows["n_copies"])
+    if broken or copies or refused:
         parts = [f"of {n_rows} GPU fault rows {broken}"] * bool(broken)
         parts += [f"of {n_copies} fault-caused copies {copies}"] * bool(copies)
-        text = "; ".join(parts)
+        use = (
+            f"Batches are put together from copies alone: {', '.join(refused)}."
+            if refused
+            else "Rows were lost, or mean something else here; what fits no row is put together from copies."
+        )
+        text = "; ".join(parts) or f"{n_rows} rows"
         yield Check(
-            "fault_rows",
-            "warn",
-            f"GPU fault rows are not all driver batches: {text}. Rows were lost, or mean something "
-            "else here; batch figures built on them would not hold.",
+            "fault_rows", "warn", f"GPU fault rows are not all driver batches: {text}. {use}"
         )
     elif coarse:
         yield Check(
@@ -323,12 +384,19 @@ def _fault_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[
             f"All {n_rows} GPU fault rows have a count that a driver batch can have; times and causes "
             "that would show more are not printed.",
         )
+    elif shared := sorted({_STYLES[style] for style in styles if style in _STYLES}):
+        yield Check(
+            "fault_rows",
+            "ok",
+            f"GPU fault rows are {' or '.join(shared)}: {n_rows} rows, of which those that share their end make "
+            f"{format_count(rows['n_ends'])} driver batches, with {n_copies} copies.",
+        )
     else:
         yield Check(
             "fault_rows",
             "ok",
             f"All {n_rows} GPU fault rows fit one driver batch each, with {n_copies} copies."
-            + _full(rows["n_full_batches"]),
+            + _full(rows["n_full"]),
         )
     if not coarse:
         yield from _clocks(totals)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from nsan.analysis import faults, health, migrations
+from nsan.analysis.catalog import find
 from nsan.trace import Trace
 from nsan.uvm.constants import MANAGED_KINDS
 
@@ -42,7 +43,7 @@ def totals(trace: Trace) -> dict[str, Any]:
     dict
         Plain containers: ``counts`` by table, ``span``, ``gpu_faults``, ``cpu_faults``,
         ``migrations``, ``kernels``, ``managed``, ``devices``, ``processes``, ``diagnostics``,
-        ``figures`` (of :mod:`nsan.analysis.health`). Times in ns, sizes in bytes, addresses as
+        ``figures`` (of :mod:`nsan.analysis.health`), ``fault_rows``, ``lost_rows``. Times in ns, sizes in bytes, addresses as
         integers; null where a value that the figure needs is missing.
     """
     lazy = _figures(trace)
@@ -73,14 +74,27 @@ def totals(trace: Trace) -> dict[str, Any]:
         "diagnostics": rows["diagnostics"].to_dicts(),
         # Those of the capture: a window would cut batches from their copies.
         "figures": known["figures"] if known else {name: one[name] for name in _HEALTH},
+        "fault_rows": known["fault_rows"] if known else _asked(trace, "fault_row_checks"),
+        "lost_rows": known["lost_rows"] if known else _lost_rows(trace),
     }
+
+
+def _lost_rows(trace: Trace) -> dict[str, list[dict[str, Any]]]:
+    """Find holes in a whole capture, and how far the prefetcher's rule could be checked."""
+    if trace.is_filtered:
+        return {"holes": [], "replay": []}  # what a filter leaves out would look lost
+    return {"holes": _asked(trace, "lost_rows"), "replay": _asked(trace, "prefetch_replay")}
+
+
+def _asked(trace: Trace, name: str) -> list[dict[str, Any]]:
+    """Run an analysis of the catalogue."""
+    analysis = find(name)
+    found = analysis.run({table: getattr(trace, table) for table in analysis.reads})
+    return found.collect().to_dicts()
 
 
 _HEALTH: Final = (
     "migration figures",
-    "push figures",
-    "fault figures",
-    "batch figures",
     "clock figures",
 )
 
@@ -116,14 +130,9 @@ def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
 def _health_figures(trace: Trace) -> dict[str, pl.LazyFrame]:
     devices = trace.devices.collect()
     mixed = devices.height > 1 or trace.processes.collect().height > 1
-    faults_, copies, kernels = (
-        _on_gpus(frame, devices) for frame in (trace.gpu_faults, trace.migrations, trace.kernels)
-    )
+    faults_, kernels = (_on_gpus(frame, devices) for frame in (trace.gpu_faults, trace.kernels))
     return {
         "migration figures": health.migration_figures(trace.migrations),
-        "push figures": health.push_figures(trace.migrations, mixed=mixed),
-        "fault figures": health.fault_figures(faults_, mixed=mixed),
-        "batch figures": health.batch_figures(faults_, copies, mixed=mixed),
         "clock figures": health.clock_figures(faults_, kernels, mixed=mixed),
     }
 

@@ -25,9 +25,29 @@ from nsan.schema import TABLES
 Function = TypeVar("Function", bound=Callable[..., pl.LazyFrame])
 
 MODULES: Final = (
-    "fault_rows",
-    "pushes",
-    "batches",
+    "driver.fault_rows",
+    "driver.pushes",
+    "driver.batches",
+    "driver.fault_places",
+    "driver.latency",
+    "clustering.episodes",
+    "clustering.clusters",
+    "clustering.patterns",
+    "traffic",
+    "memory.amplification",
+    "user_prefetch",
+    "memory.residency",
+    "memory.refaults",
+    "memory.ping_pong",
+    "memory.oversubscription",
+    "memory.working_set",
+    "attribution.kernels",
+    "attribution.nvtx",
+    "attribution.allocations",
+    "attribution.functions",
+    "attribution.work",
+    "attribution.iterations",
+    "loss.lost_rows",
 )
 """Modules of this package that hold analyses, in the order of the table of contents."""
 
@@ -54,6 +74,8 @@ class Analysis:
         Cost in time for n rows.
     source : str
         Where the definition is from.
+    whole : bool
+        Only a whole capture can be asked: what a filter leaves out would change the answer.
     """
 
     name: str
@@ -63,6 +85,7 @@ class Analysis:
     reads: Mapping[str, tuple[str, ...]]
     complexity: str
     source: str
+    whole: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -114,6 +137,7 @@ def analysis(
     reads: Mapping[str, Iterable[str]],
     complexity: str = "O(n log n)",
     source: str = "",
+    whole: bool = False,
 ) -> Callable[[Function], Function]:
     """Declare a function to be an analysis; the function stays as it is.
 
@@ -130,6 +154,8 @@ def analysis(
         Cost in time for n rows.
     source : str
         Where the definition is from.
+    whole : bool, default False
+        Refuse a filtered trace: what a filter leaves out would change the answer.
 
     Returns
     -------
@@ -146,6 +172,7 @@ def analysis(
             reads={table: tuple(columns) for table, columns in reads.items()},
             complexity=complexity,
             source=source,
+            whole=whole,
         )
         _check(found)
         setattr(function, _ATTRIBUTE, found)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from nsan.analysis.nearest import nearest
 from nsan.info import Window
 
 
@@ -218,39 +219,20 @@ def overlap(rows: pl.LazyFrame, steps: pl.LazyFrame, *, by: Sequence[str] = ()) 
         steps.filter(length > 0)
         .sort(*keys, "start_ns")
         .select(
-            *(pl.col(key).alias(f"_{key}") for key in keys),
+            *keys,
             _from="start_ns",
             _until="end_ns",
             _weight=weight,
             _before=_over((length * weight).cum_sum(), keys) - length * weight,
         )
-        .sort("_from")
     )
     reached = pl.min_horizontal(pl.col("_at"), pl.col("_until")) - pl.col("_from")
     found = rows
     for name, edge in (("_low", "start_ns"), ("_high", "end_ns")):
         found = (
-            found.with_columns(_at=pl.col(edge))
-            .sort("_at", nulls_last=True)
-            .join_asof(
-                sums,
-                left_on="_at",
-                right_on="_from",
-                by_left=keys or None,
-                by_right=[f"_{key}" for key in keys] or None,
-                coalesce=False,
-                check_sortedness=False,
-            )
+            nearest(found.with_columns(_at=pl.col(edge)), sums, on=("_at", "_from"), by=keys)
             .with_columns((pl.col("_before") + reached * pl.col("_weight")).alias(name))
-            .drop(
-                "_at",
-                "_from",
-                "_until",
-                "_weight",
-                "_before",
-                *(f"_{k}" for k in keys),
-                strict=False,
-            )
+            .drop("_at", "_from", "_until", "_weight", "_before")
         )
     known = pl.all_horizontal(pl.col("start_ns", "end_ns").is_not_null())
     area = pl.col("_high").fill_null(0) - pl.col("_low").fill_null(0)

@@ -34,9 +34,13 @@ class Figure(Column):
 
 @dataclass(frozen=True)
 class Result(Table):
-    """The table that an analysis gives; the first columns name the row."""
+    """The table that an analysis gives; the first columns name the row.
+
+    ``nothing`` is what a table without a row says.
+    """
 
     columns: tuple[Figure, ...]
+    nothing: str = "Nothing in this capture answers the question."
 
     def from_rows(self, build: Callable[[], pl.DataFrame]) -> pl.LazyFrame:
         """Make a lazy frame of this table from a function that computes it when collected.
@@ -60,17 +64,56 @@ class Result(Table):
 
 
 def recorded(name: str, dtype: pl.DataType | type[pl.DataType], unit: str, doc: str) -> Figure:
-    """Declare a column whose values stand in the rows of the trace."""
+    """Declare a column whose values stand in the rows of the trace.
+
+    Parameters
+    ----------
+    name, unit, doc : str
+        As of :class:`Figure`.
+    dtype : DataType
+        Its type.
+
+    Returns
+    -------
+    Figure
+        The column.
+    """
     return Figure(name, dtype, unit, doc, "recorded")
 
 
 def derived(name: str, dtype: pl.DataType | type[pl.DataType], unit: str, doc: str) -> Figure:
-    """Declare a column of exact arithmetic on rows."""
+    """Declare a column of exact arithmetic on rows.
+
+    Parameters
+    ----------
+    name, unit, doc : str
+        As of :class:`Figure`.
+    dtype : DataType
+        Its type.
+
+    Returns
+    -------
+    Figure
+        The column.
+    """
     return Figure(name, dtype, unit, doc, "derived")
 
 
 def reconstructed(name: str, dtype: pl.DataType | type[pl.DataType], unit: str, doc: str) -> Figure:
-    """Declare a column that is an inference."""
+    """Declare a column that is an inference.
+
+    Parameters
+    ----------
+    name, unit, doc : str
+        As of :class:`Figure`.
+    dtype : DataType
+        Its type.
+
+    Returns
+    -------
+    Figure
+        The column.
+    """
     return Figure(name, dtype, unit, doc, "reconstructed")
 
 

@@ -50,15 +50,24 @@ def cut(ranges: pl.DataFrame, edges: pl.DataFrame) -> pl.DataFrame:
     DataFrame
         One row per piece, ordered by process and address: the columns of ``ranges`` with ``va`` and
         ``bytes`` of the piece, and ``segment`` (Int64): which stretch between two edges of its
-        process it lies in, unique over processes; pieces in no stretch are before the first edge
-        or after the last one. The bytes add up to those of the ranges that have an address.
+        process it lies in (before the first and after the last edge are stretches too), the same
+        for all ranges that are cut at the same edges, and another one in each process.
+        The bytes add up to those of the ranges that have an address.
     """
     known = _placed(ranges).sort("pid", "va", maintain_order=True)
-    parts, passed = [known.clear().with_columns(segment=pl.lit(None, pl.Int64))], 0
-    for (pid,), mine in known.partition_by("pid", as_dict=True, maintain_order=True).items():
-        places = edges.filter(pl.col("pid").eq_missing(pl.lit(pid, edges.schema["pid"])))["va"]
-        parts.append(_cut_at(mine, places, passed))
-        passed += places.len() + 1
+    parts = [known.clear().with_columns(segment=pl.lit(None, pl.Int64))]
+    by_pid = edges.partition_by("pid", as_dict=True, maintain_order=True)
+    # Segments of a process come after those of the processes before it: one more than edges each.
+    passed, first = 0, {}
+    for pid, places in by_pid.items():
+        first[pid] = passed
+        passed += places.height + 1
+    for pid, mine in known.partition_by("pid", as_dict=True, maintain_order=True).items():
+        if pid not in first:
+            first[pid] = passed
+            passed += 1
+        places = by_pid.get(pid, edges.clear())
+        parts.append(_cut_at(mine, places["va"], first[pid]).sort("va", maintain_order=True))
     return pl.concat(parts)
 
 
@@ -71,27 +80,40 @@ def _cut_at(ranges: pl.DataFrame, places: pl.Series, passed: int) -> pl.DataFram
     end = ranges["va"] + ranges["bytes"].cast(pl.UInt64)
     first = places.search_sorted(ranges["va"], side="right").cast(pl.Int64)
     last = places.search_sorted(end, side="left").cast(pl.Int64)
-    pieces = ranges.with_columns(_end=end, _first=first, _last=last)
+    pieces = ranges.with_columns(_cut_end=end, _cut_first=first, _cut_last=last)
     whole = (first == last).all()
     if whole:
-        return pieces.with_columns(segment=first + passed).drop("_end", "_first", "_last")
-    pieces = pieces.with_columns(segment=pl.int_ranges("_first", pl.col("_last") + 1)).explode(
-        "segment"
-    )
+        return pieces.with_columns(segment=first + passed).drop(
+            "_cut_end", "_cut_first", "_cut_last"
+        )
+    pieces = pieces.with_columns(
+        segment=pl.int_ranges("_cut_first", pl.col("_cut_last") + 1)
+    ).explode("segment")
     # Segment i lies between the edges i - 1 and i.
     number = pieces["segment"]
     low = places.gather((number - 1).clip(0, None))
     high = places.gather(number.clip(None, places.len() - 1))
-    starts_here, ends_here = number == pieces["_first"], number == pieces["_last"]
+    starts_here, ends_here = number == pieces["_cut_first"], number == pieces["_cut_last"]
     return (
-        pieces.with_columns(low=low, high=high, _starts=starts_here, _ends=ends_here)
-        .with_columns(
-            va=pl.when("_starts").then("va").otherwise("low"),
-            _until=pl.when("_ends").then("_end").otherwise("high"),
+        pieces.with_columns(
+            _cut_low=low, _cut_high=high, _cut_starts=starts_here, _cut_ends=ends_here
         )
         .with_columns(
-            bytes=(pl.col("_until") - pl.col("va")).cast(pl.Int64),
+            va=pl.when("_cut_starts").then("va").otherwise("_cut_low"),
+            _cut_until=pl.when("_cut_ends").then("_cut_end").otherwise("_cut_high"),
+        )
+        .with_columns(
+            bytes=(pl.col("_cut_until") - pl.col("va")).cast(pl.Int64),
             segment=pl.col("segment") + passed,
         )
-        .drop("_end", "_first", "_last", "low", "high", "_starts", "_ends", "_until")
+        .drop(
+            "_cut_end",
+            "_cut_first",
+            "_cut_last",
+            "_cut_low",
+            "_cut_high",
+            "_cut_starts",
+            "_cut_ends",
+            "_cut_until",
+        )
     )

@@ -21,8 +21,11 @@ from nsan.errors import NsanError, UsageError
 COMMANDS: Final = {
     "summary": "what moved, why, and what was recorded: the first answer",
     "info": "what a capture holds: versions, switches, tables, health",
-    "migrations": "migrations by direction, cause, GPU and process",
-    "faults": "page faults by access type, GPU and process",
+    "migrations": "migrations: by cause, time, size, push; refaults, ping-pong, residency",
+    "faults": "page faults: by access, place, batch, latency",
+    "clusters": "where faults crowd in time and address: clusters, episodes, access patterns",
+    "attribute": "whose they are: by kernel, NVTX range, allocation, CPU function, step",
+    "analyse": "run any analysis by name, nsan's or your own; --list is the table of contents",
     "record": "run a program under nsys and summarise its trace",
     "model": "make traces with known truth on a software model of the driver, no GPU needed",
     "import": "turn an export into a Parquet store",

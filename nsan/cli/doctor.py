@@ -66,6 +66,7 @@ def _findings() -> Iterator[Finding]:
     yield Finding("Python", "ok", platform.python_version(), "runs nsan", "")
     for package, purpose, extra in (
         ("polars", "reads and analyses traces", ""),
+        ("scipy", "clusters and fits", ""),
         ("jupyterlab", "explore a trace in a notebook", "lab"),
         ("papermill", "reports", "lab"),
         ("altair", "charts", "lab"),

@@ -21,7 +21,7 @@ from nsan.errors import BrokenStoreError, NoPermissionError
 from nsan.info import TraceInfo
 from nsan.io.probe import display_name, identify
 
-STORE_FORMAT: Final = 2
+STORE_FORMAT: Final = 3
 """Raise it when what a store holds changes: older stores are then made again."""
 
 MANIFEST: Final = "manifest.json"
@@ -56,6 +56,8 @@ TOTALS_KEYS: Final = (
     "processes",
     "diagnostics",
     "figures",
+    "fault_rows",
+    "lost_rows",
 )
 """What :func:`nsan.totals.totals` gives."""
 

@@ -1,8 +1,19 @@
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import exports as x
 import pytest
 
+import nsan
+from nsan.errors import UsageError
+from nsan.health import checks
+from nsan.totals import totals
+
+ROOT = Path(nsan.__file__).parent.parent
 BLOCK = 2 * x.MIB
 DIAGNOSTIC = "DIAGNOSTIC_EVENT"
 ENVIRONMENT = "TARGET_INFO_SYSTEM_ENV"
@@ -251,43 +262,91 @@ def test_migrations_with_all_labels_need_no_word(health_of):
 PAGE = 4096
 
 
+@pytest.fixture
+def cut_sample(tmp_path):
+    """The real vector add with some of its copies deleted, as a full queue of the profiler does it."""
+    place = tmp_path / "cut.sqlite"
+    shutil.copy(ROOT / "sample_data" / "um_vector_add_rtx4060l.sqlite", place)
+
+    def cut(first, last):
+        with closing(sqlite3.connect(place)) as connection:
+            found = connection.execute(
+                "SELECT rowid, start, end, bytes FROM CUPTI_ACTIVITY_KIND_MEMCPY WHERE copyKind = 11 "
+                "ORDER BY start"
+            ).fetchall()
+            lost = found[first:last]
+            connection.executemany(
+                "DELETE FROM CUPTI_ACTIVITY_KIND_MEMCPY WHERE rowid = ?", [row[:1] for row in lost]
+            )
+            connection.commit()
+        return place, found[first - 1][2], found[last][1], sum(row[3] for row in lost)
+
+    return cut
+
+
+def test_a_whole_capture_follows_the_prefetcher_push_by_push():
+    found = nsan.summary(ROOT / "sample_data" / "um_vector_add_rtx4060l.sqlite")["health"]
+    (check,) = [check for check in found if check["id"] == "lost_rows"]
+    assert check["status"] == "ok"
+    assert "24 of 24 pushes" in check["text"]
+
+
+def lost(path):
+    (check,) = [each for each in nsan.summary(path)["health"] if each["id"] == "lost_rows"]
+    return check["status"], check["text"]
+
+
+def test_a_short_hole_without_fault_rows_cannot_be_told_from_first_touch_and_says_so(cut_sample):
+    # Rows 4 to 11 are the second and third service of both arrays: the hole is no longer than other gaps.
+    place, *_ = cut_sample(4, 12)
+    status, text = lost(place)
+    assert status == "unknown"
+    assert "cannot be told" in text
+
+
+def test_a_filter_does_not_look_like_a_loss():
+    whole = ROOT / "sample_data" / "um_vector_add_rtx4060l.sqlite"
+    part = nsan.open_trace(whole).filter(time="/266ms")
+    checks = {check["id"]: check["status"] for check in nsan.summary(part)["health"]}
+    assert checks["lost_rows"] == "ok"
+    with pytest.raises(UsageError, match="whole capture"):
+        nsan.analyse(part, "lost_rows")
+
+
+HOLE = {
+    "pid": 1, "device_id": 0, "level": "certain", "is_silent": True, "start_ns": 1_000_000,
+    "end_ns": 15_760_000, "duration_ns": 14_760_000, "earliest_ns": 1_000_000,
+    "latest_ns": 16_000_000, "least_bytes": 36 << 20, "lost_bytes": 70 << 20,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("second", "chained"),
+    ("holes", "words"),
     [
-        (x.migration(10, 20, PAGE, x.VA + PAGE, cause=x.PREFETCH), True),  # a gap of 0 ns
-        (x.migration(11, 20, PAGE, x.VA + PAGE, cause=x.PREFETCH), True),  # of 1 ns
-        (x.migration(12, 20, PAGE, x.VA + PAGE, cause=x.PREFETCH), False),  # of 2 ns
-        (x.migration(9, 20, PAGE, x.VA + PAGE, cause=x.PREFETCH), False),  # overlap
-        (x.migration(10, 20, PAGE, x.VA + BLOCK, cause=x.PREFETCH), False),
-        (x.migration(10, 20, PAGE, x.VA + PAGE, cause=x.PREFETCH, device=1), False),
-        (x.migration(10, 20, PAGE, x.VA + PAGE, cause=x.PREFETCH, pid=7), False),
+        (
+            [HOLE],
+            "are missing: from 1.000 ms to 15.760 ms (14.760 ms without any row), about 70.00 MiB",
+        ),
+        ([HOLE | {"level": "likely"}], "are probably missing: from 1.000 ms"),
+        (
+            [HOLE | {"is_silent": False}],
+            "somewhere between 1.000 ms and 16.000 ms, at least 36.00 MiB",
+        ),
+        ([HOLE] * 5, "and 2 more (`nsan faults --by lost`)"),
     ],
 )
-def test_prefetched_pages_need_a_faulted_one_in_their_push(health_of, second, chained):
-    found = health_of(moved(x.migration(0, 10, PAGE), second))
-    assert status(found, "lost_rows") == ("ok" if chained else "warn")
-    if not chained:
-        assert found["lost_rows"][1].startswith("1 of 2 pushes")
+def test_holes_are_said_with_their_time_and_bytes(holes, words):
+    trace = nsan.open_trace(ROOT / "sample_data" / "um_vector_add_rtx4060l.sqlite")
+    found = totals(trace) | {"lost_rows": {"holes": holes, "replay": []}}
+    (check,) = [each for each in checks(trace.info.to_dict(), found) if each.id == "lost_rows"]
+    assert check.status == "warn"
+    assert words in check.text
+    assert "totals are lower bounds" in check.text
 
 
-def test_a_push_may_hold_its_faulted_page_anywhere(health_of):
-    rows = [
-        x.migration(0, 10, PAGE, x.VA, cause=x.PREFETCH),
-        x.migration(10, 20, PAGE, x.VA + PAGE),
-        x.migration(20, 30, PAGE, x.VA + 2 * PAGE, cause=x.PREFETCH),
-    ]
-    assert status(health_of(moved(*rows)), "lost_rows") == "ok"
-
-
-@pytest.mark.parametrize("kind", [x.DTOH, x.DTOD])
-def test_prefetched_pages_on_another_way_are_no_sign_of_loss(health_of, kind):
-    found = health_of(moved(x.migration(0, 10, PAGE, cause=x.PREFETCH, kind=kind)))
-    assert status(found, "lost_rows") == "ok"
-
-
-def test_pages_that_the_program_moved_or_the_driver_evicted_need_no_fault(health_of):
-    rows = [x.migration(0, 10, PAGE, cause=x.USER), x.migration(20, 30, PAGE, cause=x.EVICTION)]
-    assert status(health_of(moved(*rows)), "lost_rows") == "ok"
+def test_prefetched_pages_without_a_faulted_one_are_no_proof_of_loss(health_of):
+    # A first touch, which copies nothing, may bring neighbours along.
+    assert status(health_of(moved(x.migration(0, 10, PAGE, cause=x.PREFETCH))), "lost_rows") == "ok"
 
 
 def test_without_addresses_loss_cannot_be_judged(health_of):
@@ -324,9 +383,12 @@ def test_rows_that_are_driver_batches_are_in_order(health_of):
 
 
 def test_an_end_identifies_a_batch(health_of):
-    found = health_of(batches(x.gpu_fault(0, 100), x.gpu_fault(50, 100)))
-    assert status(found, "fault_rows") == "warn"
-    assert "2 share their end" in found["fault_rows"][1]
+    rows = [x.gpu_fault(0, 100, x.VA), x.gpu_fault(0, 100, x.VA + PAGE)]
+    copies = [x.migration(20, 30, 2 * PAGE, x.VA)]
+    found = health_of(batches(*rows, copies=copies))
+    assert status(found, "fault_rows") == "ok"
+    assert "one per page here: 2 rows" in found["fault_rows"][1]
+    assert "make 1 driver batches" in found["fault_rows"][1]
 
 
 def test_two_gpus_may_end_at_once(health_of):

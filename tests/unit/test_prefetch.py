@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsan.uvm.constants import BIG_PAGE_BYTES, PAGE_BYTES, VA_BLOCK_BYTES
-from nsan.uvm.prefetch import choose_leaves
+from nsan.uvm.prefetch import choose_leaves, choose_leaves_of_many
 
 LEAVES = VA_BLOCK_BYTES // BIG_PAGE_BYTES
 LEAF = BIG_PAGE_BYTES // PAGE_BYTES
@@ -166,3 +169,41 @@ def test_pages_of_64_kib_are_leaves_themselves():
     assert chosen_pages({0}, {0}, 32, 1) == {0}
     assert chosen_pages({0, 1}, {1}, 32, 1) == {0, 1}
     assert chosen_pages({0, 1, 2}, {2}, 32, 1) == {0, 1, 2, 3}
+
+
+@st.composite
+def services(draw):
+    """Services of blocks of the same shape: pages and faults of each leaf, and the threshold."""
+    leaves = 2 ** draw(st.integers(0, 5))
+    leaf_pages = draw(st.sampled_from([1, 2, 16]))
+    n = draw(st.integers(0, 8))
+    pages = st.one_of(st.just(0), st.just(leaf_pages), st.integers(0, leaf_pages))
+    row = st.lists(pages, min_size=leaves, max_size=leaves)
+    hits = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=leaves, max_size=leaves)
+    occupied = draw(st.lists(row, min_size=n, max_size=n))
+    faulted = draw(st.lists(hits, min_size=n, max_size=n))
+    shape = (n, leaves)
+    return np.array(occupied).reshape(shape), np.array(faulted).reshape(shape), leaf_pages
+
+
+@given(services(), st.integers(1, 100))
+@settings(max_examples=2000 if os.environ.get("NSAN_SOAK") == "1" else 200)
+def test_many_services_at_once_give_what_each_gives_alone(many, threshold):
+    occupied, faulted, leaf_pages = many
+    before = occupied.copy()
+    found = choose_leaves_of_many(occupied, faulted.astype(bool), leaf_pages, threshold)
+    assert found.shape == occupied.shape
+    assert (occupied == before).all()
+    for i in range(len(occupied)):
+        chosen = [7] * occupied.shape[1]
+        choose_leaves(occupied[i].tolist(), faulted[i].tolist(), chosen, leaf_pages, threshold)
+        assert found[i].astype(int).tolist() == chosen
+
+
+def test_a_narrow_type_does_not_overflow():
+    # 512 pages of a block do not fit into a byte.
+    full = np.full((1, LEAVES), LEAF, dtype=np.uint8)
+    hit = np.zeros((1, LEAVES), dtype=bool)
+    hit[0, 3] = True
+    assert choose_leaves_of_many(full, hit, LEAF, 99).all()
+    assert not choose_leaves_of_many(full, hit, LEAF, 100).any()

@@ -12,6 +12,7 @@ from typing import Final
 import polars as pl
 
 from nsan.analysis.catalog import analysis
+from nsan.analysis.nearest import nearest
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
 from nsan.uvm.constants import (
     CAUSE_COHERENCE,
@@ -24,6 +25,7 @@ from nsan.uvm.constants import (
 KEYS: Final = ["pid", "device_id"]
 
 STYLES: Final = (
+    "no_rows",
     "batch",
     "page",
     "va_block",
@@ -62,6 +64,8 @@ FAULT_ROW_CHECKS: Final = Result(
         derived("n_ends", pl.Int64, "batches", "Distinct ends of replays."),
         derived("n_out_of_order", pl.Int64, "rows", "End before the row that started before."),
         derived("n_counts_outside", pl.Int64, "rows", "Count not in 1 to 256."),
+        derived("n_full", pl.Int64, "rows", "Count of 0.9 x 256 or more: full for certain."),
+        derived("n_other_access", pl.Int64, "rows", "Access type that nsan does not know."),
         derived("n_copies", pl.Int64, "copies", "Copies to the GPU that page faults caused."),
         derived(
             "n_copies_outside", pl.Int64, "copies", "Of these in no row's (previous end, end]."
@@ -168,22 +172,11 @@ def in_rows(copies: pl.LazyFrame, groups: pl.LazyFrame) -> pl.LazyFrame:
         the copy began before its fault was raised or is not over at the replay. Then the row of its
         batch is missing. Coarse times cannot tell, and every copy counts as inside.
     """
-    rows = groups.select(
-        *KEYS, "is_coarse", row_start="start_ns", row_end="end_ns", row_va="va"
-    ).sort("row_end")
+    rows = groups.select(*KEYS, "is_coarse", row_start="start_ns", row_end="end_ns", row_va="va")
     late = pl.col("end_ns") > pl.col("row_end")
     early = pl.col("start_ns") < pl.col("row_start")
     return (
-        copies.sort("start_ns")
-        .join_asof(
-            rows,
-            left_on="start_ns",
-            right_on="row_end",
-            by=KEYS,
-            strategy="forward",
-            coalesce=False,
-            check_sortedness=False,
-        )
+        nearest(copies, rows, on=("start_ns", "row_end"), by=KEYS, forward=True)
         .with_columns(inside=(pl.col("is_coarse") | ~(late | early)).fill_null(value=False))
         .drop("is_coarse")
     )
@@ -208,11 +201,13 @@ def fault_row_checks(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.L
     Returns
     -------
     LazyFrame, ``FAULT_ROW_CHECKS``
-        One row per process and GPU with fault rows, in that order. Styles: ``batch``, one row per
+        One row per process and GPU with fault rows (or copies by faults, where there are rows of
+        others), in that order. Styles: ``batch``, one row per
         batch; ``page`` and ``va_block``, several rows share the end of their batch; ``jittered``,
         ends that scatter around the replays, and ``jittered_page``, such rows of pages; ``other``,
         too many copies fit no row; ``coarse``, printed with few digits, so that only
-        the count can be checked; ``no_copies``, nothing to judge by.
+        the count can be checked; ``no_copies``, nothing to judge by; ``no_rows``, a GPU with copies by page faults
+        and no row in a capture that has rows of others.
     """
     return FAULT_ROW_CHECKS.from_rows(lambda: _checks(gpu_faults, migrations))
 
@@ -230,8 +225,11 @@ def _checks(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.DataFrame:
         _pending_figures(groups, placed),
     ]
     figures, *others = pl.collect_all(parts)
+    if figures.is_empty():
+        return pl.DataFrame(schema=FAULT_ROW_CHECKS.schema)
     for part in others:
-        figures = figures.join(part, on=KEYS, how="left", nulls_equal=True, maintain_order="left")
+        figures = figures.join(part, on=KEYS, how="full", nulls_equal=True, coalesce=True)
+    figures = figures.sort(KEYS)
     counts = [c.name for c in FAULT_ROW_CHECKS.columns if c.name.startswith("n_")]
     return figures.with_columns(pl.col(counts).fill_null(0)).with_columns(style=_style())
 
@@ -243,6 +241,8 @@ def _row_figures(rows: pl.LazyFrame, groups: pl.LazyFrame) -> pl.LazyFrame:
         n_rows=pl.len().cast(pl.Int64),
         n_out_of_order=(end < pl.col("_before")).sum(),
         n_counts_outside=pl.col("n_page_faults").is_between(1, FAULT_BATCH_SIZE).not_().sum(),
+        n_full=(pl.col("n_page_faults") >= 0.9 * FAULT_BATCH_SIZE).sum(),
+        n_other_access=(pl.col("access") == "other").sum(),
         coarse=pl.col("sequence").is_not_null().any(),
     )
     by_end = groups.group_by(KEYS).agg(
@@ -295,7 +295,9 @@ def _pending_figures(groups: pl.LazyFrame, placed: pl.LazyFrame) -> pl.LazyFrame
     """Count rows whose page came between their start and the end before theirs."""
     page = pl.col("va") // PAGE_BYTES
     pages = (
-        placed.filter((pl.col("cause_id") == CAUSE_COHERENCE) & (pl.col("bytes") > 0))
+        placed.filter(
+            (pl.col("cause_id") == CAUSE_COHERENCE) & pl.col("bytes").is_between(1, VA_BLOCK_BYTES)
+        )
         .with_columns(_last=(pl.col("va") + pl.col("bytes").cast(pl.UInt64) - 1) // PAGE_BYTES)
         .select(*KEYS, "start_ns", "row_end", _page=pl.int_ranges(page, pl.col("_last") + 1))
         .explode("_page")
@@ -332,7 +334,9 @@ def _style() -> pl.Expr:
     pending = pl.col("n_pending_empty") * 10 > pl.col("n_data").fill_null(0)
     shared = pl.col("n_ends") < pl.col("n_rows")
     return (
-        pl.when("coarse")
+        pl.when(pl.col("n_rows") == 0)
+        .then(pl.lit("no_rows"))
+        .when("coarse")
         .then(pl.lit("coarse"))
         .when(scattered)
         .then(pl.lit("jittered_page"))

@@ -2,8 +2,8 @@
 
 With fault rows a batch is a row, and its copies are those that start in (previous end, end]
 (measured on 4708 real rows, ``fault_rows.md``). Without them, or where the rows are not batches,
-batches are put together from pushes: :mod:`nsan.analysis.batches_from_copies`. What the rows of a
-capture are is judged per process and GPU first: :mod:`nsan.analysis.fault_rows`.
+batches are put together from pushes: :mod:`nsan.analysis.driver.from_copies`. What the rows of a
+capture are is judged per process and GPU first: :mod:`nsan.analysis.driver.fault_rows`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Final
 
 import polars as pl
 
-from nsan.analysis.batches_from_copies import with_group
 from nsan.analysis.catalog import analysis
-from nsan.analysis.fault_rows import (
+from nsan.analysis.driver.fault_rows import (
     COPY_READS,
     KEYS,
     ROW_READS,
@@ -25,10 +24,12 @@ from nsan.analysis.fault_rows import (
     in_rows,
     row_groups,
 )
-from nsan.analysis.outcomes import OUTCOME, with_outcome
-from nsan.analysis.pushes import with_push_id
+from nsan.analysis.driver.from_copies import with_group
+from nsan.analysis.driver.outcomes import OUTCOME, with_outcome
+from nsan.analysis.driver.pushes import with_push_id
+from nsan.analysis.driver.staging import first_legs
+from nsan.analysis.nearest import nearest
 from nsan.analysis.result import DEVICE, KIND, PID, Result, derived, reconstructed, recorded
-from nsan.analysis.staging import first_legs
 from nsan.schema import ACCESS
 from nsan.uvm.constants import (
     BIG_PAGE_BYTES,
@@ -48,38 +49,40 @@ BATCHES: Final = Result(
         DEVICE,
         derived("batch_id", pl.Int64, "id", "Number of the batch by process, GPU and end, from 0."),
         recorded("start_ns", pl.Int64, "ns", "Fault raised; null without fault rows."),
+        derived("latency_ns", pl.Int64, "ns", "Raised to replayed; includes waiting for a batch."),
+        derived("service_ns", pl.Int64, "ns", "End minus the later of start and the end before."),
+        derived(
+            "outcome", OUTCOME, "label", "What became of it; :mod:`nsan.analysis.driver.outcomes`."
+        ),
+        derived("n_va_blocks", pl.Int64, "VA blocks", "Blocks that it copied into."),
+        derived(
+            "n_faulted_pages", pl.Int64, "pages", "Pages copied since they faulted; lower bound."
+        ),
+        derived("bytes", pl.Int64, "byte", "Copied into the GPU."),
+        derived("coherence_bytes", pl.Int64, "byte", "Of these because their page faulted."),
+        derived("prefetch_bytes", pl.Int64, "byte", "Of these by the driver's prefetcher."),
+        derived("evicted_bytes", pl.Int64, "byte", "Copied out of the GPU to make room."),
+        recorded("n_page_faults", pl.Int64, "faults", "Recorded count: entries on that page only."),
+        recorded("access", ACCESS, "label", "Access type of that page."),
+        derived("va", pl.UInt64, "byte address", "Lowest faulted page."),
+        recorded("kind", KIND, "label", "Derived from fault rows, or reconstructed from copies."),
         derived(
             "end_ns", pl.Int64, "ns", "Replay finished; without fault rows the last copy's end."
         ),
         derived("first_copy_ns", pl.Int64, "ns", "Start of its first copy into the GPU."),
         derived("last_copy_ns", pl.Int64, "ns", "End of its last copy into the GPU."),
-        derived("latency_ns", pl.Int64, "ns", "Raised to replayed; includes waiting for a batch."),
-        derived("service_ns", pl.Int64, "ns", "End minus the later of start and the end before."),
-        derived("va", pl.UInt64, "byte address", "Lowest faulted page."),
-        recorded("n_page_faults", pl.Int64, "faults", "Recorded count: entries on that page only."),
-        recorded("access", ACCESS, "label", "Access type of that page."),
         derived("n_pushes", pl.Int64, "pushes", "Block services that copied into the GPU."),
-        derived("n_va_blocks", pl.Int64, "VA blocks", "Blocks that it copied into."),
-        derived(
-            "n_faulted_pages", pl.Int64, "pages", "Pages copied since they faulted; lower bound."
-        ),
         derived(
             "n_faults_lower_bound", pl.Int64, "faults", "Recorded count and other faulted pages."
         ),
-        reconstructed("page_bytes", pl.Int64, "byte", "Page size of the host: 4 KiB, or 64 KiB."),
-        derived("bytes", pl.Int64, "byte", "Copied into the GPU."),
-        derived("coherence_bytes", pl.Int64, "byte", "Of these because their page faulted."),
-        derived("prefetch_bytes", pl.Int64, "byte", "Of these by the driver's prefetcher."),
-        derived("evicted_bytes", pl.Int64, "byte", "Copied out of the GPU to make room."),
-        derived("outcome", OUTCOME, "label", "What became of it; :mod:`nsan.analysis.outcomes`."),
         derived(
             "is_full", pl.Boolean, "flag", "Holds 0.9 x 256 fault entries or more, for certain."
         ),
-        recorded("kind", KIND, "label", "Derived from fault rows, or reconstructed from copies."),
+        reconstructed("page_bytes", pl.Int64, "byte", "Page size of the host: 4 KiB, or 64 KiB."),
     ),
 )
 
-_BATCH_READS: Final = {
+BATCH_READS: Final = {
     "gpu_faults": ROW_READS,
     "migrations": (*COPY_READS, "src_device_id", "sequence"),
 }
@@ -97,7 +100,7 @@ class _Parts:
 @analysis(
     question="Which batches did the driver service, and what was in each?",
     result=BATCHES,
-    reads=_BATCH_READS,
+    reads=BATCH_READS,
     source="domain.md E-4, D.5; fault_rows.md 3; calibration.md 1",
 )
 def batches(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
@@ -148,7 +151,7 @@ def with_batch_id(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
             known.select("_row", "batch_id"), on="_row", how="left", maintain_order="left"
         ).drop("_row")
 
-    columns = {name: migrations.collect_schema()[name] for name in _BATCH_READS["migrations"]}
+    columns = {name: migrations.collect_schema()[name] for name in BATCH_READS["migrations"]}
     ids = {"va_block": pl.UInt64, "push_id": pl.Int64, "batch_id": pl.Int64}
     return pl.defer(build, schema={**columns, **ids})
 
@@ -158,7 +161,7 @@ def _parts(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> _Parts:
     checks, ordered = pl.collect_all(
         [
             fault_row_checks(gpu_faults, migrations).select(*KEYS, "style"),
-            with_push_id(migrations.select(_BATCH_READS["migrations"])),
+            with_push_id(migrations.select(BATCH_READS["migrations"])),
         ]
     )
     ordered = ordered.with_row_index("_row")
@@ -199,19 +202,12 @@ def _grouped(loose: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
     mine = brought.join(groups, on=[*KEYS, "push_id"], how="left", nulls_equal=True).with_columns(
         batch_end=batch_end
     )
-    ends = mine.select(*KEYS, "batch_end", first_ns="start_ns").sort("first_ns")
+    ends = mine.select(*KEYS, "batch_end", first_ns="start_ns")
     # An eviction makes room for what comes next.
     room = (
-        evicted.sort("start_ns")
-        .join_asof(
-            ends,
-            left_on="start_ns",
-            right_on="first_ns",
-            by=KEYS,
-            strategy="forward",
-            check_sortedness=False,
-        )
+        nearest(evicted.lazy(), ends.lazy(), on=("start_ns", "first_ns"), by=KEYS, forward=True)
         .filter(pl.col("batch_end").is_not_null())
+        .collect()
     )
     columns = ["_row", *KEYS, "batch_end"]
     return pl.concat([mine.select(columns), room.select(columns)]).with_columns(
@@ -293,7 +289,7 @@ def _added_up(parts: _Parts) -> pl.DataFrame:
             bytes=size.filter(into).sum(),
             coherence_bytes=size.filter(faulted).sum(),
             prefetch_bytes=size.filter(into, pl.col("cause_id") == CAUSE_PREFETCH).sum(),
-            evicted_bytes=size.filter(~into).sum(),
+            evicted_bytes=size.filter(~into, pl.col("cause_id") == CAUSE_EVICTION).sum(),
         )
         .collect()
     )

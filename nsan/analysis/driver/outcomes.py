@@ -6,7 +6,8 @@ from typing import Final
 
 import polars as pl
 
-from nsan.analysis.fault_rows import KEYS
+from nsan.analysis.driver.fault_rows import KEYS
+from nsan.analysis.nearest import nearest
 from nsan.analysis.segments import cut, edges_of
 from nsan.uvm.constants import PAGE_BYTES, VA_BLOCK_BYTES
 
@@ -85,7 +86,7 @@ def _last_moves(silent: pl.DataFrame, migrations: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema=schema)
     pages = silent.with_columns(bytes=pl.lit(PAGE_BYTES, pl.Int64)).rename({"end_ns": "at_ns"})
     edges = edges_of(pages)
-    asked = cut(pages, edges).select(*KEYS, "segment", "at_ns").sort("at_ns")
+    asked = cut(pages, edges).select(*KEYS, "segment", "at_ns")
     blocks = pages.select("pid", _block=pl.col("va") // VA_BLOCK_BYTES).unique()
     near = migrations.with_columns(_block=pl.col("va") // VA_BLOCK_BYTES).join(
         blocks, on=["pid", "_block"], how="semi", nulls_equal=True
@@ -95,15 +96,15 @@ def _last_moves(silent: pl.DataFrame, migrations: pl.DataFrame) -> pl.DataFrame:
         asked.select("pid", "segment").unique(), on=["pid", "segment"], how="semi", nulls_equal=True
     )
     return (
-        asked.join_asof(
-            moves.sort("moved_ns", "_there").select(*KEYS, "segment", "moved_ns", "_there"),
-            left_on="at_ns",
-            right_on="moved_ns",
+        nearest(
+            asked.lazy(),
+            moves.lazy().sort("_there").select(*KEYS, "segment", "moved_ns", "_there"),
+            on=("at_ns", "moved_ns"),
             by=[*KEYS, "segment"],
-            check_sortedness=False,
         )
         .select(*KEYS, end_ns="at_ns", _there="_there")
         .cast(schema)
+        .collect()
     )
 
 

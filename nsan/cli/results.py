@@ -1,0 +1,343 @@
+"""Any result of an analysis for people and machines: columns by their unit, kinds in words."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from nsan.cli.arguments import (
+    add_filters,
+    add_input,
+    add_output,
+    filtered,
+    is_filtered,
+    located,
+    show_progress,
+    um_status,
+    write_file,
+    write_result,
+)
+from nsan.cli.render import Field, Row, complain, csv_text, dash, json_text, table
+from nsan.cli.tables import cause_word, direction_word, share, unanswered
+from nsan.errors import BrokenStoreError, UsageError
+from nsan.info import MODEL_KIND, MODELLED
+from nsan.units import format_address, format_bytes, format_count, format_rate, format_time
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from nsan.analysis.catalog import Analysis
+    from nsan.analysis.result import Figure
+    from nsan.trace import Trace
+
+_MOST_ROWS: Final = 20
+"""Rows that people are shown unless they ask for more."""
+
+_PIPE_WIDTH: Final = 160
+_COLUMN_GAP: Final = 2
+
+
+def add_analysis(parser: argparse.ArgumentParser) -> None:
+    """Add what every command that runs an analysis has."""
+    add_input(parser)
+    add_analysis_options(parser)
+    add_filters(parser)
+    add_output(parser)
+
+
+def add_analysis_options(parser: argparse.ArgumentParser) -> None:
+    """Add options of the analysis, and where to find more analyses."""
+    group = parser.add_argument_group("analysis")
+    group.add_argument(
+        "--set",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set an option of the analysis; repeatable",
+    )
+    group.add_argument(
+        "--plugin",
+        dest="plugins",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="also offer the analyses of this Python file (it is run); repeatable",
+    )
+
+
+def add_by(parser: argparse.ArgumentParser, choices: Mapping[str, str], default: str) -> None:
+    """Add ``--by``, which chooses the analysis."""
+    parser.add_argument(
+        "--by",
+        choices=list(choices),
+        default=default,
+        help=f"what one row is; default: {default}",
+    )
+
+
+def refuse_analysis_options(args: argparse.Namespace) -> None:
+    """Refuse options of an analysis where none is run, instead of ignoring them."""
+    if args.options or args.plugins:
+        msg = "--set and --plugin go with an analysis: choose one with --by."
+        raise UsageError(msg)
+
+
+def run_named(args: argparse.Namespace, name: str) -> int:
+    """Run the analysis of a name on the trace that was named, and write what it gives.
+
+    Parameters
+    ----------
+    args : Namespace
+        Trace, filters, options, plug-ins, format and output.
+    name : str
+        Name of the analysis.
+
+    Returns
+    -------
+    int
+        Exit status.
+    """
+    from polars.exceptions import PolarsError
+
+    from nsan.analysing import parse_options, run_analysis
+    from nsan.analysis.catalog import find
+    from nsan.io.store import open_store
+    from nsan.opening import store_of
+    from nsan.plugins import own_analyses
+
+    analysis = find(name, own_analyses(args.plugins))
+    options = parse_options(analysis, args.options)
+    folder, manifest = store_of(located(args), progress=show_progress(args))
+    try:
+        trace = filtered(open_store(folder, manifest), args)
+        found = run_analysis(trace, analysis, options).collect()
+    except (PolarsError, OSError) as error:
+        if isinstance(error, PolarsError) and not isinstance(error, OSError):
+            raise
+        raise BrokenStoreError(folder, f"a part of it cannot be read ({error})") from error
+    _write(args, analysis, found, trace, {**analysis.options, **options})
+    return um_status(args, manifest)
+
+
+def _write(
+    args: argparse.Namespace,
+    analysis: Analysis,
+    found: pl.DataFrame,
+    trace: Trace,
+    options: Mapping[str, Any],
+) -> None:
+    notes = _notes(args, analysis, found, trace)
+    if args.format == "json":
+        write_result(args, json_text(_document(analysis, found, trace, options)))
+    elif args.format == "parquet":
+        kinds = {f"nsan.kind.{c.name}": str(c.kind) for c in analysis.result.columns}
+        shown = found.head(args.rows) if args.rows else found
+        write_file(args, lambda file: shown.write_parquet(file, metadata=kinds))
+    elif args.format == "csv":
+        shown = found.head(args.rows) if args.rows else found
+        write_result(args, csv_text(_plain(analysis, shown), found.columns))
+    else:
+        write_result(args, _text(args, analysis, found, notes))
+        return
+    if not args.quiet:
+        for note in notes:
+            complain(note)
+
+
+def _document(
+    analysis: Analysis, found: pl.DataFrame, trace: Trace, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    from nsan.contract import SCHEMA
+
+    info = trace.info.to_dict()
+    return {
+        "schema": SCHEMA,
+        "source": info["source"],
+        "source_kind": info["kind"],
+        "capture": {kind: answer["answer"] for kind, answer in info["capture"].items()},
+        "windows_ns": trace.windows,
+        "analysis": analysis.name,
+        "question": analysis.question,
+        "row": analysis.result.row,
+        "options": dict(options),
+        "columns": [
+            {"name": c.name, "unit": c.unit, "kind": c.kind, "doc": c.doc}
+            for c in analysis.result.columns
+        ],
+        "rows": _plain(analysis, found),
+    }
+
+
+def _plain(analysis: Analysis, found: pl.DataFrame) -> list[dict[str, Any]]:
+    """Rows as plain values; addresses as hexadecimal text, which no reader rounds."""
+    hexed = [c.name for c in analysis.result.columns if c.unit == "byte address"]
+    rows = found.to_dicts()
+    for row in rows:
+        for name in hexed:
+            row[name] = format_address(row[name])
+        for name, value in row.items():
+            if isinstance(value, float) and value != value:  # noqa: PLR0124 (not a number)
+                row[name] = None
+    return rows
+
+
+def _notes(
+    args: argparse.Namespace, analysis: Analysis, found: pl.DataFrame, trace: Trace
+) -> list[str]:
+    """Say what the figures stand on, and what they lack."""
+    notes = []
+    if not found.height:
+        part = " in the part that was asked for" if is_filtered(args) else ""
+        notes.append(f"No row{part}. {analysis.result.nothing}")
+    info = trace.info.to_dict()
+    if info["kind"] == MODEL_KIND:
+        notes.append(f"The capture was {MODELLED}: every figure is the model's.")
+    said: dict[str, dict[str, Any]] = {"switches": {}, "reasons": {}, "capture": {}}
+    for kind in analysis.reads:
+        answer = info["capture"].get(kind)
+        if answer and answer["answer"] != "recorded":
+            said["capture"][kind] = answer["answer"]
+            said["switches"][kind], said["reasons"][kind] = answer["switch"], answer["reason"]
+            name = kind.replace("_", " ").replace("gpu", "GPU").replace("cpu", "CPU")
+            notes.append(f"{name[0].upper()}{name[1:]}: {unanswered(said, kind)}")
+    return notes
+
+
+def _kinds(columns: Iterable[Figure]) -> str:
+    """Say the kind of each column, the most common one first and in one word."""
+    by_kind: dict[str, list[str]] = defaultdict(list)
+    for column in columns:
+        by_kind[column.kind].append(_header(column))
+    most = max(by_kind, key=lambda kind: len(by_kind[kind]))
+    rest = [f"{kind}: {', '.join(names)}" for kind, names in by_kind.items() if kind != most]
+    return f"Figures are {most}" + (f", but {'; '.join(rest)}." if rest else ".")
+
+
+def _text(
+    args: argparse.Namespace, analysis: Analysis, found: pl.DataFrame, notes: Sequence[str]
+) -> str:
+    markdown = args.format == "markdown"
+    rows = found.head(args.rows or _MOST_ROWS).to_dicts()
+    columns = list(analysis.result.columns)
+    zero = [] if args.verbose else _zero(columns, found)
+    if not args.verbose:
+        columns = [column for column in _telling(columns, found) if column not in zero]
+    fields = [_field(column) for column in columns]
+    hidden = [] if markdown or args.verbose else _too_wide(rows, fields)
+    shown = [field for field in fields if field not in hidden]
+    head = f"{'## ' * markdown}{analysis.question}"
+    parts = [head]
+    if rows:
+        parts.append(table(rows, shown, markdown=markdown))
+    more = []
+    if found.height > len(rows):
+        more.append(f"{found.height - len(rows)} more rows (--rows N)")
+    if hidden:
+        more.append(f"{len(hidden)} more columns (-v): {', '.join(f.header for f in hidden)}")
+    if zero:
+        more.append(f"0 in every row: {', '.join(map(_header, zero))}")
+    if more:
+        parts.append(f"({'; '.join(more)})")
+    if rows:
+        kept = {field.key for field in shown}
+        parts.append(_kinds(column for column in columns if column.name in kept))
+    return "\n\n".join([*parts, *notes]) + "\n"
+
+
+def _telling(columns: Iterable[Figure], found: pl.DataFrame) -> list[Figure]:
+    """Leave out columns that say nothing here: all null, or one process and GPU throughout."""
+    return [
+        column
+        for column in columns
+        if found.height
+        and found[column.name].null_count() < found.height
+        and not (column.name in {"pid", "device_id"} and found[column.name].n_unique() == 1)
+    ]
+
+
+def _zero(columns: Iterable[Figure], found: pl.DataFrame) -> list[Figure]:
+    """List the counts and sums that are 0 throughout: a line says so in less room."""
+    return [
+        column
+        for column in columns
+        if found.height
+        and column.unit not in {"id", "ns", "label", "text", "flag", "number", "byte address"}
+        and found[column.name].null_count() == 0
+        and (found[column.name] == 0).all()
+    ]
+
+
+def _too_wide(rows: Sequence[Row], fields: Sequence[Field]) -> list[Field]:
+    """Find the columns, from the right, that do not fit the terminal."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    room = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
+    used, hidden = 0, []
+    for field in fields:
+        width = max([len(field.header), *(len(field.write(row[field.key])) for row in rows)])
+        used += width + _COLUMN_GAP
+        if used - _COLUMN_GAP > room:
+            hidden.append(field)
+    return hidden
+
+
+_WRITERS: Final[dict[str, Callable[[Any], str]]] = {
+    "ns": format_time,
+    "byte": format_bytes,
+    "byte/s": format_rate,
+    "fraction": share,
+    "byte address": lambda va: dash(format_address(va)),
+    "id": dash,
+    "text": dash,
+    "flag": lambda value: "-" if value is None else "yes" if value else "no",
+    "number": lambda value: (
+        "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    ),
+}
+
+
+def _label(value: Any) -> str:
+    return cause_word(direction_word(dash(value))).replace("_", " ")
+
+
+def _count(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else format_count(value)
+
+
+def _field(column: Figure) -> Field:
+    if column.unit in {"label", "text"}:
+        write = _label if column.unit == "label" else dash
+        return Field(column.name, _header(column), write, right=False)
+    return Field(column.name, _header(column), _WRITERS.get(column.unit, _count))
+
+
+_WORDS: Final = {"va": "address", "gpu": "GPU", "cpu": "CPU", "device": "GPU", "api": "API"}
+_SUFFIXES: Final = {
+    "_ns": "",
+    "_bytes_per_s": " rate",
+    "_fraction": " share",
+    "_id": "",
+    "_bytes": "",
+}
+
+
+def _header(column: Figure) -> str:
+    """Make a heading of a column's name: units stand with the values."""
+    name = column.name
+    for suffix, word in _SUFFIXES.items():
+        if name.endswith(suffix):
+            name = name.removesuffix(suffix) + word
+            break
+    if name.startswith("n_"):
+        name = name.removeprefix("n_")
+    if name == "va_block":
+        return "VA block"
+    words = [_WORDS.get(word, word) for word in name.replace("va_block", "VA_block").split("_")]
+    text = " ".join(words)
+    return text[0].upper() + text[1:] if text else column.name

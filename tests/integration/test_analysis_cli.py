@@ -1,0 +1,248 @@
+"""Analyses on the command line: every choice, every format, options, plug-ins."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import nsan
+from nsan.analysis.catalog import catalog
+from nsan.cli import attribute, clusters, faults, main, migrations
+
+ROOT = Path(nsan.__file__).parent.parent
+MODEL = ROOT / "sample_data" / "model"
+SWEEP = str(MODEL / "oversubscribed_sweep" / "oversubscribed_sweep.sqlite")
+ADD = str(ROOT / "sample_data" / "um_vector_add_rtx4060l.sqlite")
+
+CHOICES = [
+    (command, choice, name)
+    for command, module in (
+        ("faults", faults),
+        ("migrations", migrations),
+        ("clusters", clusters),
+        ("attribute", attribute),
+    )
+    for choice, name in module.BY.items()
+]
+
+OWN = '''
+"""How many bytes came to each GPU."""
+import polars as pl
+from nsan.analysis.catalog import analysis
+from nsan.analysis.result import DEVICE, PID, Result, derived
+
+RESULT = Result("bytes_in", "one GPU", (PID, DEVICE, derived("in_bytes", pl.Int64, "byte", "Came in."),))
+
+@analysis(
+    question="How many bytes came to each GPU?",
+    result=RESULT,
+    reads={"migrations": ("pid", "device_id", "direction", "bytes")},
+    source="mine",
+)
+def bytes_in(migrations, *, least_bytes=0, only_big=False, factor=1.0, label="all"):
+    """Add up."""
+    rows = migrations.filter((pl.col("direction") == "htod") & (pl.col("bytes") >= least_bytes))
+    return rows.group_by("pid", "device_id").agg(in_bytes=pl.col("bytes").sum())
+'''
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    return str(path)
+
+
+def run(capsys, *arguments):
+    code = main(list(arguments))
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.mark.parametrize(("command", "choice", "name"), CHOICES)
+def test_every_choice_names_an_analysis_and_prints_its_question_and_kinds(
+    capsys, command, choice, name
+):
+    code, out, err = run(capsys, command, SWEEP, "--by", choice, "--rows", "3")
+    assert (code, err) == (0, "")
+    assert out.startswith(catalog()[name].question)
+    assert "Figures are " in out or "No row" in out
+    assert "every figure is the model's" in out
+    assert all(len(line) <= 160 for line in out.splitlines() if line.startswith("---"))
+
+
+def test_every_analysis_runs_by_name(capsys):
+    for name in catalog():
+        code, out, _ = run(capsys, "analyse", name, ADD, "--json")
+        found = json.loads(out)
+        assert code == 0
+        assert found["analysis"] == name
+        assert found["source_kind"] == "nsys-sqlite"
+        assert [c["name"] for c in found["columns"]] == list(catalog()[name].result.schema)
+
+
+def test_csv_json_and_parquet_hold_the_same_rows_and_the_kinds(capsys, tmp_path):
+    _, text, _ = run(capsys, "migrations", SWEEP, "--by", "push", "--format", "csv")
+    _, document, _ = run(capsys, "migrations", SWEEP, "--by", "push", "--json")
+    place = tmp_path / "push.parquet"
+    code, out, _ = run(
+        capsys, "migrations", SWEEP, "--by", "push", "--format", "parquet", "-o", str(place)
+    )
+    assert (code, out) == (0, "")
+    frame = pl.read_parquet(place)
+    rows = json.loads(document)["rows"]
+    table = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == len(table) == frame.height
+    assert (
+        frame["bytes"].sum()
+        == sum(row["bytes"] for row in rows)
+        == sum(int(r["bytes"]) for r in table)
+    )
+    assert rows[0]["va"] == table[0]["va"] == f"0x{frame['va'][0]:016x}"
+    assert pl.read_parquet_metadata(place)["nsan.kind.bytes"] == "derived"
+
+
+def test_windows_of_the_filter_add_up_to_the_whole(capsys):
+    def copied(*filters):
+        _, out, _ = run(capsys, "migrations", SWEEP, "--by", "cause", "--json", *filters)
+        return sum(row["bytes"] for row in json.loads(out)["rows"])
+
+    parts = [copied("--filter-time", window) for window in ("/20ms", "20ms/40ms", "40ms/")]
+    assert sum(parts) == copied()
+    assert all(parts)
+
+
+def test_an_analysis_of_ones_own_is_found_in_a_file_and_treated_the_same(capsys, own):
+    code, out, _ = run(capsys, "analyse", "bytes-in", ADD, "--plugin", own)
+    assert code == 0
+    assert "How many bytes came to each GPU?" in out
+    assert "8.00 MiB" in out
+    _, out, _ = run(capsys, "analyse", "--list", "--plugin", own)
+    assert "bytes_in" in out
+    assert "batches" in out
+    _, out, _ = run(
+        capsys,
+        "analyse",
+        "bytes_in",
+        ADD,
+        "--plugin",
+        own,
+        "--set",
+        "least_bytes=1_000_000",
+        "--json",
+    )
+    # Rows of a megabyte and more: the last push of each of four blocks, less its faulted page.
+    assert json.loads(out)["rows"][0]["in_bytes"] == 4 * (1_048_576 - 4096)
+
+
+def test_an_option_is_read_by_the_type_of_its_default(capsys, own):
+    for text, wrong in (
+        ("only_big=maybe", "true or false"),
+        ("least_bytes=x", "whole number"),
+        ("factor=x", "a number"),
+    ):
+        code, out, err = run(capsys, "analyse", "bytes_in", ADD, "--plugin", own, "--set", text)
+        assert (code, out) == (2, "")
+        assert wrong in err
+    code, _, _ = run(
+        capsys,
+        "analyse",
+        "bytes_in",
+        ADD,
+        "--plugin",
+        own,
+        "--set",
+        "only-big=yes",
+        "--set",
+        "factor=2",
+        "--set",
+        "label=x",
+    )
+    assert code == 0
+
+
+def test_an_option_that_does_not_exist_lists_those_that_do(capsys):
+    code, _, err = run(capsys, "migrations", ADD, "--by", "ping-pong", "--set", "lapse=3")
+    assert code == 2
+    assert "window_ns=500000" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x = 1\n", "defines no function"),
+        ("import no_such_module\n", "ModuleNotFoundError"),
+        (OWN.replace("def bytes_in", "def batches"), "already"),
+        (
+            OWN.replace('"migrations":', '"moves":').replace("(migrations,", "(moves,"),
+            "no table 'moves'",
+        ),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_refused_in_one_message(capsys, tmp_path, text, why):
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    code, out, err = run(capsys, "analyse", "--list", "--plugin", str(path))
+    assert (code, out) == (1, "")
+    assert "bad.py cannot be used" in err
+    assert why in err
+    assert "Traceback" not in err
+
+
+def test_a_plugin_that_is_not_there_is_refused(capsys, tmp_path):
+    code, _, err = run(capsys, "analyse", "--list", "--plugin", str(tmp_path / "none.py"))
+    assert code == 1
+    assert "no such file" in err
+
+
+def test_a_plugin_that_breaks_its_promise_is_refused(capsys, tmp_path):
+    path = tmp_path / "odd.py"
+    path.write_text(OWN.replace("in_bytes=pl", "other=pl"))
+    code, _, err = run(capsys, "analyse", "bytes_in", ADD, "--plugin", str(path))
+    assert code == 1
+    assert "no column 'in_bytes'" in err
+
+
+def test_the_table_of_contents_explains_an_analysis(capsys):
+    code, out, _ = run(capsys, "analyse", "--list", "batches")
+    assert code == 0
+    assert "One row is one driver batch." in out
+    assert re.search(r"service_ns +ns +derived", out)
+    _, out, _ = run(capsys, "analyse", "--list", "--json")
+    assert {row["name"] for row in json.loads(out)} == set(catalog())
+
+
+def test_what_was_not_recorded_is_said_beside_the_answer(capsys):
+    _, out, _ = run(capsys, "faults", ADD, "--by", "access")
+    assert "No row" in out
+    assert "GPU faults: not recorded" in out
+    assert "--cuda-um-gpu-page-faults=true" in out
+
+
+def test_a_name_or_a_trace_that_is_missing_is_a_usage_error(capsys):
+    assert run(capsys, "analyse")[0] == 2
+    assert run(capsys, "analyse", "batches")[0] == 2
+    code, _, err = run(capsys, "analyse", "bathces", ADD)
+    assert code == 2
+    assert "batches" in err
+
+
+def test_options_of_an_analysis_are_refused_where_none_is_run(capsys):
+    code, _, err = run(capsys, "faults", ADD, "--set", "x=1")
+    assert code == 2
+    assert "--by" in err
+
+
+def test_python_gives_the_same_frame_as_the_command_line(capsys):
+    trace = nsan.open_trace(ADD)
+    found = nsan.analyse(trace, "batches").collect()
+    _, out, _ = run(capsys, "faults", ADD, "--by", "batch", "--json")
+    assert found["bytes"].to_list() == [row["bytes"] for row in json.loads(out)["rows"]]
+    # Six pairs of services per 2 MiB: 64, 64, 128, 256, 512, 1024 KiB for each of two arrays.
+    assert found["bytes"].to_list() == [2 * k * 1024 for k in (64, 64, 128, 256, 512, 1024)] * 2
