@@ -139,10 +139,10 @@ def check_kernels(tables, truth):
     wanted = truth.sort("start_ns", "device_id").select("device_id", *names)
     got = work.select("device_id", **names)
     assert_frame_equal(got, wanted)
-    closes(table, tables)
+    assert_closes(table, tables)
 
 
-def closes(table, tables):
+def assert_closes(table, tables):
     moved = tables["migrations"]
     assert table["n_migrations"].sum() == moved.height
     assert table["in_bytes"].sum() + table["out_bytes"].sum() == moved["bytes"].sum()
@@ -533,7 +533,7 @@ def test_an_unknown_basis_is_refused_with_those_that_there_are():
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_by_range_add_up_to_the_trace(name, basis):
     tables, _ = sample(name)
-    closes(on(faults_by_nvtx, tables, basis=basis), tables)
+    assert_closes(on(faults_by_nvtx, tables, basis=basis), tables)
 
 
 def test_the_time_that_faults_wait_in_a_range_is_a_union():

@@ -357,4 +357,5 @@ def test_the_order_of_rows_does_not_matter(analysis, seed):
 def test_lost_values_are_no_error(analysis):
     rows = [row(None, 90), row(0, None), row(5, 80, va=None), row(5, 100)]
     copies = [copy(None, 60), copy(50, None), copy(50, 60) | {"va": None}, copy(50, 60)]
-    run(analysis, rows, copies)
+    found = run(analysis, rows, copies)
+    assert found.schema == run(analysis, [], []).schema

@@ -531,7 +531,8 @@ def test_the_order_of_rows_does_not_matter(name, rows, turn):
 def test_lost_values_are_no_error(name):
     lost = [copy(0, 1, **{key: None}) for key in ("va", "way", "cause", "device", "pid")]
     lost += [copy(None, 1), copy(0, None), copy(0, 1, None)]
-    ALL[name](table(*lost)).collect()
+    found = ALL[name](table(*lost)).collect()
+    assert found.schema == ALL[name](MIGRATIONS.empty()).collect_schema()
 
 
 @pytest.mark.parametrize("name", [*ALL])

@@ -110,7 +110,7 @@ def test_broken_sizes_and_places_neither_stop_an_analysis_nor_fill_the_memory(na
         frames[table] = frames[table].with_columns(huge, high)
     for table in ("gpu_faults", "cpu_faults"):
         frames[table] = frames[table].with_columns(high)
-    run(name, frames)
+    assert run(name, frames).schema == CATALOG[name].result.schema
 
 
 def doubled(frames):

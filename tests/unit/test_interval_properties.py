@@ -65,7 +65,7 @@ def both(sets, others, how):
     return {group: how(sets[group], others[group]) for group in GROUPS}
 
 
-def same(left, right):
+def assert_same(left, right):
     assert_frame_equal(left.collect(), right.collect())
 
 
@@ -205,16 +205,16 @@ def test_the_laws_of_sets_hold(a, b, c):
         return subtraction(p, q, by=BY)
 
     merged = union(x, by=BY)
-    same(union(merged, by=BY), merged)
-    same(met(x, x), merged)
+    assert_same(union(merged, by=BY), merged)
+    assert_same(met(x, x), merged)
     assert less(x, x).collect().is_empty()
-    same(met(x, y), met(y, x))
-    same(met(met(x, y), z), met(x, met(y, z)))
-    same(met(x, joined(y, z)), joined(met(x, y), met(x, z)))
-    same(less(x, joined(y, z)), met(less(x, y), less(x, z)))
-    same(less(x, less(x, y)), met(x, y))
-    same(joined(less(x, y), met(x, y)), merged)
-    same(joined(x, y), joined(merged, y))
+    assert_same(met(x, y), met(y, x))
+    assert_same(met(met(x, y), z), met(x, met(y, z)))
+    assert_same(met(x, joined(y, z)), joined(met(x, y), met(x, z)))
+    assert_same(less(x, joined(y, z)), met(less(x, y), less(x, z)))
+    assert_same(less(x, less(x, y)), met(x, y))
+    assert_same(joined(less(x, y), met(x, y)), merged)
+    assert_same(joined(x, y), joined(merged, y))
     assert met(less(x, y), y).collect().is_empty()
 
 
@@ -223,16 +223,16 @@ def test_the_laws_of_sets_hold(a, b, c):
 def test_the_order_of_the_rows_changes_nothing(rows, random):
     other = random.sample(rows, len(rows))
     half = rows[::2]
-    same(union(frame(rows), by=BY), union(frame(other), by=BY))
-    same(depth(frame(rows), by=BY), depth(frame(other), by=BY))
+    assert_same(union(frame(rows), by=BY), union(frame(other), by=BY))
+    assert_same(depth(frame(rows), by=BY), depth(frame(other), by=BY))
     for how in (intersection, subtraction):
-        same(how(frame(rows), frame(half), by=BY), how(frame(other), frame(half), by=BY))
-        same(how(frame(half), frame(rows), by=BY), how(frame(half), frame(other), by=BY))
+        assert_same(how(frame(rows), frame(half), by=BY), how(frame(other), frame(half), by=BY))
+        assert_same(how(frame(half), frame(rows), by=BY), how(frame(half), frame(other), by=BY))
     steps = depth(frame(half), by=BY)
     a, b = (
         overlap(frame(each), steps, by=BY).sort(*BY, "start_ns", "end_ns") for each in (rows, other)
     )
-    same(a, b)
+    assert_same(a, b)
 
 
 @settings(max_examples=N)
@@ -243,13 +243,13 @@ def test_moving_all_times_moves_the_answer(left, right, by_ns):
 
     a, b = frame(left), frame(right)
     for how in (intersection, subtraction):
-        same(how(moved(a), moved(b), by=BY), moved(how(a, b, by=BY)))
-    same(depth(moved(a), by=BY), moved(depth(a, by=BY)))
+        assert_same(how(moved(a), moved(b), by=BY), moved(how(a, b, by=BY)))
+    assert_same(depth(moved(a), by=BY), moved(depth(a, by=BY)))
     measured = [
         overlap(rows, depth(steps, by=BY), by=BY).select(*BY, "overlap_ns").sort(*BY, "overlap_ns")
         for rows, steps in ((moved(a), moved(b)), (a, b))
     ]
-    same(*measured)
+    assert_same(*measured)
 
 
 @settings(max_examples=N)
@@ -278,8 +278,8 @@ def test_a_group_has_the_answer_that_it_has_alone(left, right):
     for group in GROUPS:
         for how in (intersection, subtraction):
             got = how(frame(left), frame(right), by=BY)
-            same(of(got, group), how(alone(left, group), alone(right, group), by=BY))
-        same(of(depth(frame(left), by=BY), group), depth(alone(left, group), by=BY))
+            assert_same(of(got, group), how(alone(left, group), alone(right, group), by=BY))
+        assert_same(of(depth(frame(left), by=BY), group), depth(alone(left, group), by=BY))
 
 
 # Edges of the domain. -----------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_nothing_gives_nothing_with_the_same_columns(by):
     ):
         assert got.collect().is_empty()
         assert got.collect_schema() == none.collect_schema()
-    same(subtraction(some, none, by=by), some)
+    assert_same(subtraction(some, none, by=by), some)
     assert depth(none, by=by).collect().is_empty()
     assert overlap(none, some, by=by).collect().is_empty()
     assert overlap(some, none, by=by).collect()["overlap_ns"].to_list() == [0]
@@ -319,7 +319,7 @@ def test_the_keys_keep_their_type_and_any_type_is_a_key():
 def test_touching_rows_meet_in_no_nanosecond():
     a, b = frame([(1, "a", 0, 10)]), frame([(1, "a", 10, 20)])
     assert intersection(a, b, by=BY).collect().is_empty()
-    same(subtraction(a, b, by=BY), a)
+    assert_same(subtraction(a, b, by=BY), a)
     assert overlap(a, b, by=BY).collect()["overlap_ns"].to_list() == [0]
     assert union(pl.concat([a, b]), by=BY).collect().rows() == [(1, "a", 0, 20)]
 
