@@ -9,6 +9,7 @@ import polars as pl
 
 from nsan.analysis import faults, health, migrations
 from nsan.analysis.catalog import find
+from nsan.analysis.loss.lost_rows import holes_and_replay
 from nsan.trace import Trace
 from nsan.uvm.constants import MANAGED_KINDS
 
@@ -83,7 +84,10 @@ def _lost_rows(trace: Trace) -> dict[str, list[dict[str, Any]]]:
     """Find holes in a whole capture, and how far the prefetcher's rule could be checked."""
     if trace.is_filtered:
         return {"holes": [], "replay": []}  # what a filter leaves out would look lost
-    return {"holes": _asked(trace, "lost_rows"), "replay": _asked(trace, "prefetch_replay")}
+    holes, replay = holes_and_replay(
+        {table: getattr(trace, table) for table in find("lost_rows").reads}
+    )
+    return {"holes": holes.to_dicts(), "replay": replay.to_dicts()}
 
 
 def _asked(trace: Trace, name: str) -> list[dict[str, Any]]:

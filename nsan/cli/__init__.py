@@ -42,13 +42,22 @@ examples:
 """
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the help of a command on the line of its name."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        # argparse forgets the indent of subcommands when it makes room for their names.
+        self._action_max_length = max(self._action_max_length, max(map(len, COMMANDS)) + 4)
+
+
 def parser() -> argparse.ArgumentParser:
     """Build the parser of all commands; imports nothing heavy."""
     top = argparse.ArgumentParser(
         prog="nsan",
         description="Why a CUDA Unified Memory program is slow, where, and what would help.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     top.add_argument("--version", action="version", version=f"nsan {nsan.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)

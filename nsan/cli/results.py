@@ -240,15 +240,22 @@ def _text(
     if found.height > len(rows):
         more.append(f"{found.height - len(rows)} more rows (--rows N)")
     if hidden:
-        more.append(f"{len(hidden)} more columns (-v): {', '.join(f.header for f in hidden)}")
+        more.append(f"{len(hidden)} more columns (-v): {_few(f.header for f in hidden)}")
     if zero:
-        more.append(f"0 in every row: {', '.join(map(_header, zero))}")
+        more.append(f"0 in every row: {_few(map(_header, zero))}")
     if more:
         parts.append(f"({'; '.join(more)})")
     if rows:
         kept = {field.key for field in shown}
         parts.append(_kinds(column for column in columns if column.name in kept))
     return "\n\n".join([*parts, *notes]) + "\n"
+
+
+def _few(names: Iterable[str], most: int = 6) -> str:
+    """List some names, and say how many others there are."""
+    known = list(names)
+    rest = len(known) - most
+    return ", ".join(known[:most]) + (f" and {rest} others" if rest > 0 else "")
 
 
 def _telling(columns: Iterable[Figure], found: pl.DataFrame) -> list[Figure]:
@@ -329,6 +336,8 @@ _SUFFIXES: Final = {
 
 def _header(column: Figure) -> str:
     """Make a heading of a column's name: units stand with the values."""
+    if column.name == "bytes_per_s":
+        return "Rate"
     name = column.name
     for suffix, word in _SUFFIXES.items():
         if name.endswith(suffix):

@@ -30,29 +30,29 @@ _WORK_COLUMN: Final = derived("work", WORK, "label", "Kind of work, or one of th
 _NAME: Final = recorded("name", pl.String, "text", "Name of the kernel; null for remainders.")
 
 FIGURES: Final[tuple[Figure, ...]] = (
+    derived("in_bytes", pl.Int64, "byte", "Moved to the GPU, from the CPU or another GPU."),
+    derived("evicted_bytes", pl.Int64, "byte", "Moved to the CPU to make room."),
     derived("n_fault_rows", pl.Int64, "rows", "Fault rows raised while it ran."),
-    derived("n_page_faults", pl.Int64, "faults", "Their recorded counts: on lowest pages only."),
     reconstructed("n_batches", pl.Int64, "batches", "Driver batches raised while it ran."),
     reconstructed("n_data_batches", pl.Int64, "batches", "Of these, with copies to the GPU."),
     reconstructed("n_first_touch_batches", pl.Int64, "batches", "First touch: nothing to copy."),
-    reconstructed("n_stale_batches", pl.Int64, "batches", "The page was there already."),
-    reconstructed("n_throttled_batches", pl.Int64, "batches", "Held back against ping-pong."),
-    reconstructed("n_other_batches", pl.Int64, "batches", "Outcome not known."),
-    derived("n_migrations", pl.Int64, "copies", "Copies, both ways."),
-    derived("in_bytes", pl.Int64, "byte", "Moved to the GPU, from the CPU or another GPU."),
     derived("coherence_bytes", pl.Int64, "byte", "Of these because their page faulted."),
     derived("prefetch_bytes", pl.Int64, "byte", "Of these by the driver's prefetcher."),
     derived("n_faulted_pages", pl.Int64, "pages", "4 KiB pages of the coherence bytes."),
-    derived("out_bytes", pl.Int64, "byte", "Moved to the CPU."),
-    derived("evicted_bytes", pl.Int64, "byte", "Of these to make room."),
+    reconstructed("n_stale_batches", pl.Int64, "batches", "The page was there already."),
+    reconstructed("n_throttled_batches", pl.Int64, "batches", "Held back against ping-pong."),
+    reconstructed("n_other_batches", pl.Int64, "batches", "Outcome not known."),
+    derived("n_page_faults", pl.Int64, "faults", "Their recorded counts: on lowest pages only."),
+    derived("n_migrations", pl.Int64, "copies", "Copies, both ways."),
+    derived("out_bytes", pl.Int64, "byte", "Moved to the CPU, evicted bytes among them."),
 )
 """Figures that add up: over the rows of a table they give those of the trace."""
 
 TIMES: Final[tuple[Figure, ...]] = (
     derived("exposed_ns", pl.Int64, "ns", "A fault waited while it ran: at most this much stall."),
-    derived("migration_ns", pl.Int64, "ns", "Of its time, copies of its GPU under way."),
-    derived("driver_ns", pl.Int64, "ns", "Of the exposed time, no copy under way."),
     derived("exposed_fraction", pl.Float64, "fraction", "Exposed time over its time."),
+    derived("driver_ns", pl.Int64, "ns", "Of the exposed time, no copy under way."),
+    derived("migration_ns", pl.Int64, "ns", "Of its time, copies of its GPU under way."),
     derived("exposed_kind", KIND, "label", "Derived from fault rows, or reconstructed batches."),
     reconstructed("clock_offset_ns", pl.Int64, "ns", "Added to the times of work before joining."),
 )
@@ -67,8 +67,9 @@ FAULTS_BY_KERNEL: Final = Result(
         _NAME,
         derived("n_instances", pl.Int64, "instances", "Kernels, copies or memsets of that name."),
         derived("time_ns", pl.Int64, "ns", "Time in which at least one of them ran."),
+        *TIMES[:3],
         *FIGURES,
-        *TIMES,
+        *TIMES[3:],
     ),
 )
 
@@ -85,8 +86,9 @@ FAULTS_BY_KERNEL_INSTANCE: Final = Result(
         recorded("stream_id", pl.Int64, "id", "CUDA stream."),
         recorded("correlation_id", pl.Int64, "id", "Pairs it with its API call in its process."),
         derived("time_ns", pl.Int64, "ns", "End less start."),
+        *TIMES[:3],
         *FIGURES,
-        *TIMES,
+        *TIMES[3:],
     ),
 )
 

@@ -208,6 +208,8 @@ def _is_unusual(rows: Rows, hole: Hole) -> bool:
     import numpy as np
 
     over = rows.kernels[(rows.kernels[:, 0] <= hole.end_ns) & (rows.kernels[:, 1] >= hole.start_ns)]
+    if not len(over):
+        return False
     low, high = over[:, 0].min(), over[:, 1].max()
     # Between copies: the first fault of a kernel comes long before the first of them.
     starts = rows.copy_starts[(rows.copy_starts >= low) & (rows.copy_starts <= high)]

@@ -220,10 +220,22 @@ def lost_rows(
             strict=True,
         )
     )
-    return LOST_ROWS.from_rows(lambda: _holes(frames))
+    return LOST_ROWS.from_rows(lambda: holes_and_replay(frames)[0])
 
 
-def _holes(frames: Mapping[str, pl.LazyFrame]) -> pl.DataFrame:
+def holes_and_replay(frames: Mapping[str, pl.LazyFrame]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Find holes and judge the prefetcher's rule in one pass, as every import does.
+
+    Parameters
+    ----------
+    frames : mapping of str to LazyFrame
+        The tables that :func:`lost_rows` reads, by name.
+
+    Returns
+    -------
+    (DataFrame, DataFrame)
+        ``LOST_ROWS``, and ``PREFETCH_REPLAY`` with releases of memory taken into account.
+    """
     copies = copies_of(frames["migrations"].select(_MIGRATIONS))
     names = [name for name in _READS if name != "migrations"]
     wanted = [frames[name].select(_READS[name]) for name in names[:-1]]
@@ -233,7 +245,8 @@ def _holes(frames: Mapping[str, pl.LazyFrame]) -> pl.DataFrame:
     others = others_of(copies, *faults, places, _widening(copies, tables["cpu_faults"]))
     events = events_of(copies, others)
     found = replay(events)
-    fits = _figures(found, events.views).select(*_KEYS, "rule_holds")
+    figures = _figures(found, events.views)
+    fits = figures.select(*_KEYS, "rule_holds")
     findings = pl.concat(
         [
             found.findings.join(
@@ -255,7 +268,8 @@ def _holes(frames: Mapping[str, pl.LazyFrame]) -> pl.DataFrame:
             ).select(HOLES.names())
         )
     ordered = pl.concat(parts).sort("pid", "device_id", "start_ns")
-    return ordered.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
+    holes = ordered.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
+    return holes.select(LOST_ROWS.cast()), figures.select(PREFETCH_REPLAY.cast())
 
 
 def _widening(copies: pl.DataFrame, cpu_faults: pl.DataFrame) -> pl.DataFrame:
