@@ -15,6 +15,7 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -51,11 +52,22 @@ def _timed(function):
     return {"seconds": seconds, "mb": max(watch.most, _resident_mb()) - before, "rows": rows}
 
 
-def _child(name, power, how):
-    """Run one analysis on tables of one size, and print what it took."""
+def _make(folder, power):
+    """Write the tables of one size once; each child reads them."""
     from benchmarks.tables import tables
 
-    frames = tables(10**power)
+    place = folder / str(power)
+    if not place.exists():
+        place.mkdir()
+        for name, frame in tables(10**power).items():
+            frame.write_ipc(place / f"{name}.arrow")
+
+
+def _child(name, place, how):
+    """Run one analysis on tables of one size, and print what it took."""
+    import polars as pl
+
+    frames = {path.stem: pl.read_ipc(path) for path in Path(place).glob("*.arrow")}
     if how == "pandas":
         from benchmarks.with_pandas import QUESTIONS
 
@@ -80,8 +92,10 @@ def _slice(frames, n):
     return {name: frame.head(n) for name, frame in frames.items()}
 
 
-def _measure(name, power, how="nsan"):
-    command = [sys.executable, "-m", "benchmarks.analyses", "--child", name, str(power), how]
+def _measure(folder, name, power, how="nsan"):
+    _make(folder, power)
+    place = str(folder / str(power))
+    command = [sys.executable, "-m", "benchmarks.analyses", "--child", name, place, how]
     try:
         done = subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=_CHILD_LIMIT_S
@@ -102,42 +116,44 @@ def _growth(taken):
     return " / ".join(f"{b / a:.1f}" for a, b in itertools.pairwise(known) if a)
 
 
-def _analyses_table(names, powers):
+def _analyses_table(folder, names, powers):
     print(f"| analysis | {' | '.join(f'10^{p} migrations' for p in powers)} | growth |")
     print("|" + " --- |" * (len(powers) + 2))
     for name in names:
-        taken = [_measure(name, power) for power in powers]
+        taken = [_measure(folder, name, power) for power in powers]
         print(f"| {name} | {' | '.join(map(_cell, taken))} | {_growth(taken)} |", flush=True)
 
 
-def _pandas_table(power):
+def _pandas_table(folder, power):
     from benchmarks.with_pandas import QUESTIONS
 
     print(f"\n| question, 10^{power} migrations | nsan | pandas | times faster |")
     print("| --- | --- | --- | --- |")
     for name in QUESTIONS:
-        ours, theirs = _measure(name, power), _measure(name, power, "pandas")
+        ours, theirs = _measure(folder, name, power), _measure(folder, name, power, "pandas")
         ratio = f"{theirs['seconds'] / ours['seconds']:.1f}" if ours and theirs else "-"
         print(f"| {name} | {_cell(ours)} | {_cell(theirs)} | {ratio} |", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", default="5,6,7", help="powers of ten")
+    parser.add_argument("--sizes", default="5,6,7", help="powers of ten; none: only the comparison")
     parser.add_argument("--only", action="append", help="only this analysis; repeatable")
     parser.add_argument("--pandas", type=int, default=6, help="power of ten for the comparison")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        name, power, how = args.child
-        _child(name, int(power), how)
+        _child(*args.child)
         return
     from nsan.analysis.catalog import catalog
 
     names = args.only or list(catalog())
-    _analyses_table(names, [int(power) for power in args.sizes.split(",")])
-    if not args.only:
-        _pandas_table(args.pandas)
+    with tempfile.TemporaryDirectory(prefix="nsan-bench-") as made:
+        folder = Path(made)
+        if args.sizes:
+            _analyses_table(folder, names, [int(power) for power in args.sizes.split(",")])
+        if not args.only:
+            _pandas_table(folder, args.pandas)
 
 
 if __name__ == "__main__":

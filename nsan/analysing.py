@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
 
 from nsan.analysis.catalog import Analysis, find
+from nsan.analysis.result import KIND
 from nsan.errors import UsageError
+from nsan.info import MODEL_KIND
 from nsan.plugins import own_analyses
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from nsan.trace import Trace
 
 
@@ -56,17 +59,122 @@ def analyse(
     return run_analysis(trace, find(name, own_analyses(plugins)), options)
 
 
+_CONTEXT: Final = ("kernels", "copies", "memsets")
+"""Tables that say what ran meanwhile: a window keeps the rows that reach into it."""
+
+_NEEDS: Final[dict[str, str]] = {
+    r"^n_(inclusive_)?(fault_rows|page_faults)$": "gpu_faults",
+    r"^n_(lowest_page_rows|read_rows|write_rows|atomic_rows|other_rows|full)$": "gpu_faults",
+    r"^n_(inclusive_)?cpu_faults$": "cpu_faults",
+}
+"""Figures that count rows of a table: where it was not recorded they are unknown, never 0."""
+
+_SPLIT: Final = r"^(in_|out_)?(coherence|prefetch|user|eviction|evicted)_bytes$|^inclusive_evicted_bytes$|^n_faulted_pages$"
+"""Figures that tell causes apart: where no cause was recorded they are unknown."""
+
+
 def run_analysis(
     trace: Trace, analysis: Analysis, options: Mapping[str, Any] | None = None
 ) -> pl.LazyFrame:
-    """Run an analysis that was found already; see :func:`analyse`."""
+    """Run an analysis that was found already; see :func:`analyse`.
+
+    Parameters
+    ----------
+    trace : Trace
+        A whole trace, or a part of one.
+    analysis : Analysis
+        What to run.
+    options : mapping, optional
+        Values for its options.
+
+    Returns
+    -------
+    LazyFrame
+        The result. Counts of rows that were not recorded are null, never 0.
+
+    Raises
+    ------
+    UsageError
+        If the analysis needs the whole capture and the trace is a part of it.
+    """
     if analysis.whole and trace.is_filtered:
         msg = (
-            f"{analysis.name} needs the whole capture: what a filter leaves out would look lost. "
-            "Ask without filters."
+            f"{analysis.name} needs the whole capture: what came before, or from elsewhere, decides. Ask "
+            "without filters; the rows name their process and GPU."
         )
         raise UsageError(msg)
-    return analysis.run({table: getattr(trace, table) for table in analysis.reads}, options)
+    tables = {table: getattr(trace, table) for table in analysis.reads}
+    if trace.windows is not None:
+        tables |= {table: trace.reaching_in(table) for table in _CONTEXT if table in analysis.reads}
+    found = analysis.run(tables, options)
+    unknown = unknown_columns(trace, analysis)
+    return found.with_columns(
+        pl.lit(None, dtype).alias(name)
+        for name, dtype in analysis.result.schema.items()
+        if name in unknown
+    )
+
+
+def unknown_columns(trace: Trace, analysis: Analysis) -> set[str]:
+    """Name the figures of an analysis that a capture cannot give.
+
+    Parameters
+    ----------
+    trace : Trace
+        The capture.
+    analysis : Analysis
+        Whose columns.
+
+    Returns
+    -------
+    set of str
+        Columns that count rows of a table that was not recorded, or that split by cause where no
+        cause was recorded.
+    """
+    capture = trace.info.capture
+    absent = {kind for kind, found in capture.items() if found.answer != "recorded"}
+    patterns = [pattern for pattern, table in _NEEDS.items() if table in absent]
+    if trace.info.kind == "nvprof-text":
+        patterns.append(_SPLIT)
+    own = {column.name for column in analysis.result.columns}
+    return {name for name in own if any(re.match(pattern, name) for pattern in patterns)}
+
+
+def kinds_of(trace: Trace, analysis: Analysis, found: pl.DataFrame) -> dict[str, str]:
+    """Say of which kind each column of a result is.
+
+    Parameters
+    ----------
+    trace : Trace
+        Where it is from: every figure of a modelled capture is modelled.
+    analysis : Analysis
+        What gave it.
+    found : DataFrame
+        The result; where a column of it says the kind row by row, the rows decide.
+
+    Returns
+    -------
+    dict of str to str
+        By column: "recorded", "derived", "reconstructed" or "modelled"; of rows of two kinds the less
+        certain one.
+    """
+    if trace.info.kind == MODEL_KIND:
+        return {column.name: "modelled" for column in analysis.result.columns}
+    kinds = {column.name: str(column.kind) for column in analysis.result.columns}
+    inferred = [
+        column.name
+        for column in analysis.result.columns
+        if column.dtype == KIND and (found[column.name] == "reconstructed").any()
+    ]
+    for name in inferred:
+        prefix = name.removesuffix("kind").removesuffix("_")
+        for column in analysis.result.columns:
+            if column.unit in {"id", "label"}:
+                continue
+            if prefix == "exposed" and not re.match(r"exposed|driver", column.name):
+                continue
+            kinds[column.name] = "reconstructed"
+    return kinds
 
 
 def parse_options(analysis: Analysis, texts: Iterable[str]) -> dict[str, Any]:

@@ -291,6 +291,12 @@ def _lost_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[C
                 f"Whether rows were lost cannot be told: only {told}. Memory that the GPU touched first, freed "
                 "memory and advice do that too; with page faults recorded nsan could tell them apart.",
             )
+    elif not checked and _moved_by_faults(totals):
+        yield Check(
+            "lost_rows",
+            "unknown",
+            "Whether rows were lost cannot be told: the copies have no causes, or several GPUs share what moves.",
+        )
     elif checked and info["kind"] not in NVPROF_KINDS:
         yield Check(
             "lost_rows",
@@ -298,6 +304,13 @@ def _lost_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[C
             "No sign of lost rows; the driver's prefetcher does not follow its usual setting here, so less "
             "could be checked.",
         )
+
+
+def _moved_by_faults(totals: Mapping[str, Any]) -> bool:
+    """Say whether anything came to a GPU that the prefetcher had a hand in, or may have had."""
+    causes = {"coherence", "prefetch", "unknown"}
+    groups = totals["migrations"]["groups"]
+    return any(row["direction"] != "dtoh" and row["cause"] in causes for row in groups)
 
 
 def _hole(hole: Mapping[str, Any]) -> str:

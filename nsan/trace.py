@@ -114,6 +114,25 @@ class Trace:
             trace = _within(trace, (window,) if window[0] < window[1] else ())
         return trace
 
+    def reaching_in(self, table: str) -> pl.LazyFrame:
+        """Return the rows of a table that reach into the windows, wherever they start.
+
+        Parameters
+        ----------
+        table : str
+            Name of a table with ``start_ns`` and ``end_ns``.
+
+        Returns
+        -------
+        LazyFrame
+            All rows where no window was set.
+        """
+        whole = self if self.windows is None or self.unwindowed is None else self.unwindowed
+        rows: pl.LazyFrame = getattr(whole, table)
+        if self.windows is None:
+            return rows
+        return _touching(rows, self.windows, "start_ns", "end_ns")
+
 
 _BY_START: Final = (
     "gpu_faults",

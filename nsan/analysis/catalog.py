@@ -121,7 +121,9 @@ class Analysis:
         for name in given:
             if name not in self.options:
                 raise UnknownNameError(f"option of {self.name}", name, self.options)
-        found = self.function(*(tables[name] for name in self.reads), **given)
+        # What it did not declare it does not get.
+        frames = (tables[table].select(columns) for table, columns in self.reads.items())
+        found = self.function(*frames, **given)
         if not isinstance(found, pl.LazyFrame):
             raise AnalysisError(self.name, f"it gives {type(found).__name__}, not a LazyFrame")
         try:

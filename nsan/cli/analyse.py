@@ -57,6 +57,9 @@ def _list(args: argparse.Namespace) -> int:
 
     own = own_analyses(args.plugins)
     args.trace = args.trace or Path()
+    if args.format in {"csv", "parquet"}:
+        msg = "The table of contents comes as text, Markdown or JSON."
+        raise UsageError(msg)
     if args.name:
         chosen = find(args.name, own)
         text = json_text(_entry(chosen)) if args.format == "json" else _explained(chosen)

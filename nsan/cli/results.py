@@ -24,7 +24,7 @@ from nsan.cli.arguments import (
 )
 from nsan.cli.render import Field, Row, complain, csv_text, dash, json_text, table
 from nsan.cli.tables import cause_word, direction_word, share, unanswered
-from nsan.errors import BrokenStoreError, UsageError
+from nsan.errors import AnalysisError, BrokenStoreError, NsanError, UsageError
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.units import format_address, format_bytes, format_count, format_rate, format_time
 
@@ -106,7 +106,7 @@ def run_named(args: argparse.Namespace, name: str) -> int:
     """
     from polars.exceptions import PolarsError
 
-    from nsan.analysing import parse_options, run_analysis
+    from nsan.analysing import parse_options
     from nsan.analysis.catalog import find
     from nsan.io.store import open_store
     from nsan.opening import store_of
@@ -117,13 +117,29 @@ def run_named(args: argparse.Namespace, name: str) -> int:
     folder, manifest = store_of(located(args), progress=show_progress(args))
     try:
         trace = filtered(open_store(folder, manifest), args)
-        found = run_analysis(trace, analysis, options).collect()
+        found = _computed(trace, analysis, options)
     except (PolarsError, OSError) as error:
         if isinstance(error, PolarsError) and not isinstance(error, OSError):
             raise
         raise BrokenStoreError(folder, f"a part of it cannot be read ({error})") from error
     _write(args, analysis, found, trace, {**analysis.options, **options})
     return um_status(args, manifest)
+
+
+def _computed(trace: Trace, analysis: Analysis, options: Mapping[str, Any]) -> pl.DataFrame:
+    """Compute a result; what goes wrong in a user's own analysis is said without a traceback."""
+    from nsan.analysing import run_analysis
+    from nsan.analysis.catalog import catalog
+
+    if analysis.name in catalog():
+        return run_analysis(trace, analysis, options).collect()
+    try:
+        return run_analysis(trace, analysis, options).collect()
+    except NsanError:
+        raise
+    except Exception as error:
+        said = str(error).splitlines()[0] if str(error) else ""
+        raise AnalysisError(analysis.name, f"{type(error).__name__}: {said}") from error
 
 
 def _write(
@@ -133,18 +149,22 @@ def _write(
     trace: Trace,
     options: Mapping[str, Any],
 ) -> None:
+    from nsan.analysing import kinds_of
+
+    kinds = kinds_of(trace, analysis, found)
     notes = _notes(args, analysis, found, trace)
     if args.format == "json":
-        write_result(args, json_text(_document(analysis, found, trace, options)))
+        write_result(args, json_text(_document(analysis, found, trace, options, kinds)))
     elif args.format == "parquet":
-        kinds = {f"nsan.kind.{c.name}": str(c.kind) for c in analysis.result.columns}
+        facts = {f"nsan.kind.{name}": kind for name, kind in kinds.items()}
+        facts |= {"nsan.source": trace.info.source, "nsan.source_kind": trace.info.kind}
         shown = found.head(args.rows) if args.rows else found
-        write_file(args, lambda file: shown.write_parquet(file, metadata=kinds))
+        write_file(args, lambda file: shown.write_parquet(file, metadata=facts))
     elif args.format == "csv":
         shown = found.head(args.rows) if args.rows else found
         write_result(args, csv_text(_plain(analysis, shown), found.columns))
     else:
-        write_result(args, _text(args, analysis, found, notes))
+        write_result(args, _text(args, analysis, found, notes, kinds))
         return
     if not args.quiet:
         for note in notes:
@@ -152,7 +172,11 @@ def _write(
 
 
 def _document(
-    analysis: Analysis, found: pl.DataFrame, trace: Trace, options: Mapping[str, Any]
+    analysis: Analysis,
+    found: pl.DataFrame,
+    trace: Trace,
+    options: Mapping[str, Any],
+    kinds: Mapping[str, str],
 ) -> dict[str, Any]:
     from nsan.contract import SCHEMA
 
@@ -168,7 +192,7 @@ def _document(
         "row": analysis.result.row,
         "options": dict(options),
         "columns": [
-            {"name": c.name, "unit": c.unit, "kind": c.kind, "doc": c.doc}
+            {"name": c.name, "unit": c.unit, "kind": kinds[c.name], "doc": c.doc}
             for c in analysis.result.columns
         ],
         "rows": _plain(analysis, found),
@@ -210,18 +234,22 @@ def _notes(
     return notes
 
 
-def _kinds(columns: Iterable[Figure]) -> str:
+def _kinds(columns: Iterable[Figure], kinds: Mapping[str, str]) -> str:
     """Say the kind of each column, the most common one first and in one word."""
     by_kind: dict[str, list[str]] = defaultdict(list)
     for column in columns:
-        by_kind[column.kind].append(_header(column))
+        by_kind[kinds[column.name]].append(_header(column))
     most = max(by_kind, key=lambda kind: len(by_kind[kind]))
     rest = [f"{kind}: {', '.join(names)}" for kind, names in by_kind.items() if kind != most]
     return f"Figures are {most}" + (f", but {'; '.join(rest)}." if rest else ".")
 
 
 def _text(
-    args: argparse.Namespace, analysis: Analysis, found: pl.DataFrame, notes: Sequence[str]
+    args: argparse.Namespace,
+    analysis: Analysis,
+    found: pl.DataFrame,
+    notes: Sequence[str],
+    kinds: Mapping[str, str],
 ) -> str:
     markdown = args.format == "markdown"
     rows = found.head(args.rows or _MOST_ROWS).to_dicts()
@@ -247,7 +275,7 @@ def _text(
         parts.append(f"({'; '.join(more)})")
     if rows:
         kept = {field.key for field in shown}
-        parts.append(_kinds(column for column in columns if column.name in kept))
+        parts.append(_kinds((column for column in columns if column.name in kept), kinds))
     return "\n\n".join([*parts, *notes]) + "\n"
 
 

@@ -105,7 +105,10 @@ def test_csv_json_and_parquet_hold_the_same_rows_and_the_kinds(capsys, tmp_path)
         == sum(int(r["bytes"]) for r in table)
     )
     assert rows[0]["va"] == table[0]["va"] == f"0x{frame['va'][0]:016x}"
-    assert pl.read_parquet_metadata(place)["nsan.kind.bytes"] == "derived"
+    facts = pl.read_parquet_metadata(place)
+    assert facts["nsan.kind.bytes"] == "modelled"
+    assert facts["nsan.source_kind"] == "nsan-model"
+    assert {c["kind"] for c in json.loads(document)["columns"]} == {"modelled"}
 
 
 def test_windows_of_the_filter_add_up_to_the_whole(capsys):
@@ -246,3 +249,48 @@ def test_python_gives_the_same_frame_as_the_command_line(capsys):
     assert found["bytes"].to_list() == [row["bytes"] for row in json.loads(out)["rows"]]
     # Six pairs of services per 2 MiB: 64, 64, 128, 256, 512, 1024 KiB for each of two arrays.
     assert found["bytes"].to_list() == [2 * k * 1024 for k in (64, 64, 128, 256, 512, 1024)] * 2
+
+
+def test_the_kind_of_a_figure_follows_its_rows(capsys):
+    _, out, _ = run(capsys, "faults", ADD, "--by", "batch", "--json")
+    kinds = {column["name"]: column["kind"] for column in json.loads(out)["columns"]}
+    # No fault rows: the batches are put together from copies.
+    assert kinds["bytes"] == kinds["n_va_blocks"] == "reconstructed"
+    assert kinds["pid"] == "recorded"
+
+
+def test_what_was_not_recorded_is_null_and_never_zero(capsys):
+    _, out, _ = run(capsys, "attribute", ADD, "--json")
+    rows = json.loads(out)["rows"]
+    assert {row["n_fault_rows"] for row in rows} == {None}
+    assert sum(row["in_bytes"] for row in rows) == 8 << 20
+    _, out, _ = run(capsys, "attribute", ADD)
+    assert "Fault rows" not in out
+    hotspot = str(ROOT / "sample_data" / "nvprof_hotspot_v100_1024.log.gz")
+    _, out, _ = run(capsys, "attribute", hotspot, "--json")
+    rows = json.loads(out)["rows"]
+    assert {row["coherence_bytes"] for row in rows} == {None}
+    assert sum(row["n_fault_rows"] for row in rows) == 20
+
+
+def test_a_kernel_that_began_before_the_window_still_owns_what_is_in_it(capsys):
+    _, out, _ = run(capsys, "attribute", SWEEP, "--json", "--filter-time", "45ms/60ms")
+    rows = {row["work"]: row for row in json.loads(out)["rows"]}
+    assert rows["kernel"]["n_instances"] == 2
+    assert rows["unattributed"]["in_bytes"] == 0
+
+
+@pytest.mark.parametrize("choice", ["residency", "refault", "oversubscription", "prefetch"])
+def test_what_depends_on_all_that_came_before_refuses_a_part(capsys, choice):
+    code, out, err = run(capsys, "migrations", SWEEP, "--by", choice, "--filter-time", "/20ms")
+    assert (code, out) == (2, "")
+    assert "needs the whole capture" in err
+
+
+def test_an_error_in_an_analysis_of_ones_own_is_one_message(capsys, tmp_path):
+    path = tmp_path / "odd.py"
+    path.write_text(OWN.replace('pl.col("bytes") >= least_bytes', 'pl.col("sizes") >= least_bytes'))
+    code, out, err = run(capsys, "analyse", "bytes_in", ADD, "--plugin", str(path))
+    assert (code, out) == (1, "")
+    assert "ColumnNotFoundError" in err
+    assert "Traceback" not in err

@@ -180,7 +180,8 @@ def test_pages_that_come_twice_must_have_left():
     found = holes(hand_made(*twice, evicted(80_000)))
     assert found["level"].to_list() == ["certain"]
     assert found["least_bytes"].to_list() == [2 * MIB]
-    assert found.select("start_ns", "end_ns").rows() == [(6021, 50_000)]
+    # The pause of 44 us is not far longer than the other of 24 us: the hole is somewhere in between.
+    assert found.select("start_ns", "end_ns", "is_silent").rows() == [(6000, 50_000, False)]
 
 
 def test_pages_that_leave_twice_must_have_come():

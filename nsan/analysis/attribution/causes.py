@@ -24,16 +24,13 @@ from nsan.analysis.attribution.work import (
 )
 from nsan.analysis.driver.batches import BATCH_READS, batches
 from nsan.analysis.driver.pushes import with_push_id
+from nsan.analysis.driver.staging import MAX_TURN_NS
 from nsan.analysis.intervals import union
 from nsan.uvm.constants import CAUSE_COHERENCE, CAUSE_EVICTION, CAUSE_PREFETCH, CAUSE_USER
 
 FAULT_READS: Final = BATCH_READS["gpu_faults"]
 MIGRATION_READS: Final = BATCH_READS["migrations"]
 READS: Final = {**BATCH_READS, **WORK_READS}
-
-STAGED_WITHIN_NS: Final = 20_000
-"""A push that goes on from the CPU to another GPU this soon only passed through it: a fault of its own
-needs longer to be raised, fetched and served (1.2 to 2.6 us between pushes were measured)."""
 
 MAKES_ROOM_WITHIN_NS: Final = 1_000_000
 """A copy to the GPU that begins this soon after an eviction is what it made room for."""
@@ -234,7 +231,7 @@ def _staged(moved: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         check_sortedness=False,
     )
     # Its copy goes on at about the same place of the second push as it had in the first.
-    soon = pl.col("onward_ns") - pl.col("done_ns") <= STAGED_WITHIN_NS + 2 * pl.col("passed")
+    soon = pl.col("onward_ns") - pl.col("done_ns") <= MAX_TURN_NS + 2 * pl.col("passed")
     met = met.filter(soon & (pl.col("to") != pl.col("group"))).select("copy", "to")
     found = (
         numbered.with_columns(copy=pl.int_range(pl.len()))

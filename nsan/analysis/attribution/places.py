@@ -127,6 +127,7 @@ def guessed_allocations(*touched: pl.DataFrame) -> pl.DataFrame:
     follows = step & pl.col("pid").eq_missing(pl.col("pid").shift(1))
     return (
         pl.concat(blocks)
+        .drop_nulls("block")
         .unique()
         .sort("pid", "block")
         .with_columns(run=follows.fill_null(value=False).not_().cum_sum())

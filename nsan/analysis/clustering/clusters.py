@@ -28,6 +28,7 @@ from nsan.analysis.clustering.stretches import (
     with_running_kernel,
 )
 from nsan.analysis.clustering.walks import CLASS_COLUMNS, classes_of
+from nsan.analysis.driver.fault_rows import usable_rows
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
 from nsan.errors import UsageError
 from nsan.uvm.constants import PUSH_GAPS_NS
@@ -188,7 +189,7 @@ def fault_clusters(
     def build() -> pl.DataFrame:
         copies = mapped(migrations, time_bin_ns, faults_only=True)
         cells = labelled(copies, min_pages, reach)
-        events = _in_batches(copies, gpu_faults)
+        events = _in_batches(copies, usable_rows(gpu_faults, migrations))
         by = [*KEYS, "cluster_id"]
         placed = events.filter(pl.col("kind") == 0).join(
             cells.select("cell", "cluster_id"), on="cell", how="left", maintain_order="left"

@@ -28,7 +28,7 @@ from nsan.analysis.clustering.stretches import (
     with_running_kernel,
 )
 from nsan.analysis.driver.batches import batches
-from nsan.analysis.driver.fault_rows import fault_copies
+from nsan.analysis.driver.fault_rows import fault_copies, usable_rows
 from nsan.analysis.nearest import nearest
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
 from nsan.errors import UsageError
@@ -79,7 +79,8 @@ def _activity(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.DataFram
     """List the times of fault service: rows, or batches where process and GPU have no rows."""
     start, end = pl.col("start_ns"), pl.col("end_ns")
     rows = (
-        gpu_faults.filter(start.is_not_null())
+        usable_rows(gpu_faults, migrations)
+        .filter(start.is_not_null())
         .select(
             *KEYS, "start_ns", end_ns=pl.max_horizontal(start, end), access="access", is_row=True
         )
@@ -225,7 +226,8 @@ def _episodes(
         pl.col("start_ns").min(),
         pl.col("end_ns").max(),
         pl.col("gap_ns").first(),
-        n_batches=pl.len().cast(pl.Int64),
+        # Rows per page share the end of their batch.
+        n_batches=pl.col("end_ns").n_unique().cast(pl.Int64),
     )
     rows = numbered.filter("is_row").group_by("episode_id").agg(access_counts())
     copies = _in_episodes(fault_copies(migrations), spans, kernels).collect().lazy()

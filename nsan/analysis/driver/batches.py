@@ -143,10 +143,9 @@ def with_batch_id(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
 
     def build() -> pl.DataFrame:
         parts = _parts(gpu_faults, migrations)
-        ids = _batches(parts).select(*KEYS, "end_ns", "batch_id")
-        known = parts.copies.select("_row", *KEYS, end_ns="batch_end").join(
-            ids, on=[*KEYS, "end_ns"], nulls_equal=True
-        )
+        same = [*KEYS, "end_ns", "from_row"]
+        ids = _numbered(parts).select(*same, "batch_id")
+        known = parts.copies.rename({"batch_end": "end_ns"}).join(ids, on=same, nulls_equal=True)
         return parts.migrations.join(
             known.select("_row", "batch_id"), on="_row", how="left", maintain_order="left"
         ).drop("_row")
@@ -216,6 +215,11 @@ def _grouped(loose: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
 
 
 def _batches(parts: _Parts) -> pl.DataFrame:
+    return with_outcome(_numbered(parts), parts.migrations)
+
+
+def _numbered(parts: _Parts) -> pl.DataFrame:
+    """List the batches of rows and those of copies alone, in order, with their figures."""
     copied = _added_up(parts)
     rows = parts.rows.with_columns(from_row=pl.lit(value=True)).select(
         *KEYS,
@@ -234,7 +238,7 @@ def _batches(parts: _Parts) -> pl.DataFrame:
     exact = pl.col("from_row") & ~pl.col("is_coarse")
     derived_kind = pl.when(exact).then(pl.lit("derived")).otherwise(pl.lit("reconstructed"))
     start, end = pl.col("start_ns"), pl.col("end_ns")
-    listed = (
+    return (
         found.with_columns(pl.col(*sums, "bytes").fill_null(0))
         .sort(*KEYS, "end_ns", "from_row")
         .with_columns(
@@ -243,14 +247,16 @@ def _batches(parts: _Parts) -> pl.DataFrame:
             latency_ns=end - start,
             service_ns=end
             - pl.max_horizontal(start, pl.when(start.is_not_null()).then("before_ns")),
-            n_faults_lower_bound=_lower_bound(),
             kind=derived_kind,
-            page_bytes=pl.lit(_page_bytes(parts.migrations), pl.Int64),
             is_coarse=pl.col("is_coarse").fill_null(value=False),
         )
+        .join(_page_bytes(parts.migrations), on="pid", how="left", nulls_equal=True)
+        .with_columns(page_bytes=pl.col("page_bytes").fill_null(PAGE_BYTES))
+        .with_columns(n_faulted_pages=pl.col("coherence_bytes") // pl.col("page_bytes"))
+        .with_columns(n_faults_lower_bound=_lower_bound())
         .with_columns(is_full=pl.col("n_faults_lower_bound") >= 0.9 * FAULT_BATCH_SIZE)
+        .sort("batch_id")
     )
-    return with_outcome(listed, parts.migrations)
 
 
 def _lower_bound() -> pl.Expr:
@@ -259,11 +265,12 @@ def _lower_bound() -> pl.Expr:
     return pl.col("n_page_faults").fill_null(0) + others
 
 
-def _page_bytes(migrations: pl.DataFrame) -> int:
+def _page_bytes(migrations: pl.DataFrame) -> pl.DataFrame:
     """Tell 64 KiB pages (some ARM and POWER hosts) from 4 KiB ones: nothing smaller ever moves."""
-    faulted = migrations.filter(pl.col("cause_id") == CAUSE_COHERENCE)["bytes"]
-    big = faulted.len() > 0 and bool((faulted % BIG_PAGE_BYTES == 0).all())
-    return BIG_PAGE_BYTES if big else PAGE_BYTES
+    faulted = migrations.filter(pl.col("cause_id") == CAUSE_COHERENCE)
+    whole = (pl.col("bytes") % BIG_PAGE_BYTES == 0) & (pl.col("va") % BIG_PAGE_BYTES == 0)
+    size = pl.when(whole.all()).then(BIG_PAGE_BYTES).otherwise(PAGE_BYTES)
+    return faulted.group_by("pid").agg(page_bytes=size.cast(pl.Int64))
 
 
 def _added_up(parts: _Parts) -> pl.DataFrame:
@@ -284,7 +291,6 @@ def _added_up(parts: _Parts) -> pl.DataFrame:
             low_va=pl.coalesce(pl.col("va").filter(faulted).min(), pl.col("va").filter(into).min()),
             n_pushes=pl.col("push_id").filter(into).n_unique().cast(pl.Int64),
             n_va_blocks=(pl.col("va").filter(into) // VA_BLOCK_BYTES).n_unique().cast(pl.Int64),
-            n_faulted_pages=size.filter(faulted).sum() // _page_bytes(parts.migrations),
             has_row_page=holds.any().cast(pl.Int64),
             bytes=size.filter(into).sum(),
             coherence_bytes=size.filter(faulted).sum(),

@@ -12,6 +12,7 @@ import polars as pl
 
 from nsan.analysis.catalog import analysis
 from nsan.analysis.driver.batches import BATCH_READS, batches
+from nsan.analysis.driver.fault_rows import ROW_READS
 from nsan.analysis.result import PID, Result, derived, recorded
 from nsan.schema import ACCESS
 from nsan.uvm.constants import (
@@ -220,27 +221,34 @@ def faults_by_access(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.L
     Returns
     -------
     LazyFrame, ``BY_ACCESS``
-        One row per process, access type and outcome that has rows, most rows first. Batches that
-        stand on copies alone have no access type and are left out: they have no row.
+        One row per process, access type and outcome that has rows, most rows first. All rows
+        are counted; rows that tell no batch have the outcome `unknown`. Batches that stand on copies
+        alone have no row and are left out.
     """
     keys = ["pid", "access", "outcome"]
+    figures = ["n_faulted_pages", "bytes", "latency_ns", "service_ns"]
+    batch = ["pid", "device_id", "end_ns"]
+    known = batches(gpu_faults, migrations).filter(pl.col("start_ns").is_not_null())
+    # Where several rows make one batch, its figures stand with the lowest page.
+    order = [*batch, "va", "start_ns"]
+    first = (pl.int_range(pl.len()).over(batch) == 0) & pl.col("end_ns").is_not_null()
+    own = pl.when("_first").then(pl.col(figures))
     return (
-        batches(gpu_faults, migrations)
-        .filter(pl.col("start_ns").is_not_null())
-        .with_columns(pl.col("outcome").cast(pl.String))
+        gpu_faults.select(ROW_READS)
+        .sort(order)
+        .with_columns(_first=first)
+        .join(
+            known.select(*batch, pl.col("outcome").cast(pl.String), *figures),
+            on=batch,
+            how="left",
+            nulls_equal=True,
+        )
+        .with_columns(own, outcome=pl.col("outcome").fill_null("unknown"))
         .group_by(keys)
         .agg(
             n_fault_rows=pl.len(),
-            **{
-                name: pl.col(name).sum()
-                for name in (
-                    "n_page_faults",
-                    "n_faulted_pages",
-                    "bytes",
-                    "latency_ns",
-                    "service_ns",
-                )
-            },
+            n_page_faults=pl.col("n_page_faults").sum(),
+            **{name: pl.col(name).sum() for name in figures},
         )
         .sort(["n_fault_rows", *keys], descending=[True, False, False, False], nulls_last=True)
         .select(BY_ACCESS.cast())

@@ -43,6 +43,9 @@ USABLE_STYLES: Final = ("batch", "page", "va_block", "coarse", "no_copies")
 _MAX_OUTSIDE: Final = 0.05
 """Share of copies that may fit no row before the rows are taken for something else."""
 
+_ODD_ONES: Final = 1
+"""A single misfit says nothing of the others."""
+
 _MAX_DESCENDING: Final = 0.2
 """The same for copies out of order."""
 
@@ -122,7 +125,7 @@ def row_groups(gpu_faults: pl.LazyFrame) -> pl.LazyFrame:
     lowest = pl.col("va").arg_min()
     return (
         gpu_faults.filter(pl.col("end_ns").is_not_null() & pl.col("va").is_not_null())
-        .sort(*KEYS, "end_ns", "va", "start_ns", "n_page_faults")
+        .sort(*KEYS, "end_ns", "va", "start_ns", "n_page_faults", "access")
         .group_by(*KEYS, "end_ns", maintain_order=True)
         .agg(
             pl.col("start_ns").min(),
@@ -134,6 +137,27 @@ def row_groups(gpu_faults: pl.LazyFrame) -> pl.LazyFrame:
         )
         .with_columns(before_ns=pl.col("end_ns").shift(1).over(KEYS))
     )
+
+
+def usable_rows(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
+    """Keep the fault rows of processes and GPUs where rows tell the batches.
+
+    Parameters
+    ----------
+    gpu_faults : LazyFrame, ``GPU_FAULTS``
+        Rows of the fault table.
+    migrations : LazyFrame, ``MIGRATIONS``
+        One row per migration: what the rows are judged by.
+
+    Returns
+    -------
+    LazyFrame
+        The rows whose style is one of ``USABLE_STYLES``.
+    """
+    styles = fault_row_checks(gpu_faults, migrations).filter(
+        pl.col("style").cast(pl.String).is_in(USABLE_STYLES)
+    )
+    return gpu_faults.join(styles.select(KEYS), on=KEYS, how="semi", nulls_equal=True)
 
 
 def fault_copies(migrations: pl.LazyFrame) -> pl.LazyFrame:
@@ -254,7 +278,9 @@ def _row_figures(rows: pl.LazyFrame, groups: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _copy_figures(placed: pl.LazyFrame) -> pl.LazyFrame:
-    faulted = placed.filter(pl.col("cause_id") == CAUSE_COHERENCE).sort(*KEYS, "start_ns", "va")
+    faulted = placed.filter(pl.col("cause_id") == CAUSE_COHERENCE).sort(
+        *KEYS, "start_ns", "va", "end_ns", "bytes", "inside"
+    )
     batch = [*KEYS, "row_end"]
     same = pl.all_horizontal(pl.col(key).eq_missing(pl.col(key).shift(1)) for key in batch)
     falls = (pl.col("va") < pl.col("va").shift(1)) & pl.col("inside") & pl.col("inside").shift(1)
@@ -321,7 +347,9 @@ def _pending_figures(groups: pl.LazyFrame, placed: pl.LazyFrame) -> pl.LazyFrame
 
 
 def _style() -> pl.Expr:
-    outside = pl.col("n_copies_outside") > _MAX_OUTSIDE * pl.col("n_copies")
+    outside = pl.col("n_copies_outside") > pl.max_horizontal(
+        _MAX_OUTSIDE * pl.col("n_copies"), _ODD_ONES
+    )
     descends = pl.col("n_descending") > _MAX_DESCENDING * pl.col("n_copies")
     # Where all else fits, two GPUs that want the same block take turns within a batch.
     misfits = outside | (descends & (pl.col("n_copies_outside") + pl.col("n_rows_above") > 0))

@@ -40,6 +40,9 @@ _BLOCK_SHARE: Final = 0.3
 _TOWARDS_BETWEEN: Final = 0.5
 """How far from a gap inside a batch to one between two the line is drawn."""
 
+_MOST_NS: Final = 1e12
+_MOST_PAGES: Final = 512
+
 _ROUNDS: Final = 8
 
 
@@ -120,13 +123,14 @@ def _opens(pushes: pl.DataFrame) -> pl.Series:
     features = np.column_stack(
         [
             np.ones(pushes.height),
-            pushes["n_pages"].to_numpy(),
+            pushes["n_pages"].clip(0, _MOST_PAGES).to_numpy(),
             pushes["is_first"].cast(pl.Float64).to_numpy(),
             pushes["evicts"].cast(pl.Float64).to_numpy(),
-            pushes["n_faulted"].to_numpy(),
+            pushes["n_faulted"].clip(0, _MOST_PAGES).to_numpy(),
         ]
     )
-    gap = pushes["gap_ns"].cast(pl.Float64).to_numpy(allow_copy=True)
+    # Broken cells must not make the fit singular.
+    gap = pushes["gap_ns"].cast(pl.Float64).clip(-_MOST_NS, _MOST_NS).to_numpy(allow_copy=True)
     ascends = pushes["ascends"].fill_null(value=False).to_numpy()
     certain = ~ascends & ~np.isnan(gap)
     cost = _least_deviation(features[certain], gap[certain])

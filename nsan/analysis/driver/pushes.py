@@ -83,23 +83,27 @@ def with_push_id(migrations: pl.LazyFrame) -> pl.LazyFrame:
     adjacent = pl.col("va") == pl.col("va").shift(1) + pl.col("bytes").shift(1).cast(pl.UInt64)
     follows = pl.col("sequence") - pl.col("sequence").shift(1) == 1
     linked = pl.when(pl.col("sequence").is_null()).then(chained).otherwise(follows & adjacent)
+    # Rows that agree in all these are the same in any order.
+    ties = ("va", "bytes", "end_ns", "cause_id", "src_device_id")
+    known = migrations.collect_schema().names()
+    rest = [name for name in ties if name in known]
     # By direction: an eviction may be under way beside the copies to the GPU that it makes room for.
     rows = (
         migrations.filter(pl.col("start_ns").is_not_null() & pl.col("va").is_not_null())
         .with_columns(va_block=block)
-        .sort(*lane, "start_ns", "sequence", "va", "bytes", "end_ns")
+        .sort(*lane, "start_ns", "sequence", *rest)
         .with_columns(_opens=(same & linked).fill_null(value=False).not_())
         .with_columns(_push=pl.col("_opens").cum_sum())
     )
     numbers = (
         rows.filter("_opens")
-        .sort("pid", "device_id", "start_ns", "direction", "sequence", "va", "bytes", "end_ns")
+        .sort("pid", "device_id", "start_ns", "direction", "sequence", *rest)
         .select("_push", push_id=pl.int_range(pl.len(), dtype=pl.Int64))
     )
     return (
         rows.join(numbers, on="_push", how="left")
         .drop("_opens", "_push")
-        .sort("pid", "device_id", "start_ns", "push_id", "va")
+        .sort("pid", "device_id", "start_ns", "push_id", *rest)
     )
 
 

@@ -9,7 +9,7 @@ import polars as pl
 from nsan.analysis.nearest import nearest
 from nsan.uvm.constants import CAUSE_COHERENCE, CAUSE_PREFETCH
 
-_MAX_TURN_NS: Final = 5_000
+MAX_TURN_NS: Final = 5_000
 """The second leg follows the first within this time: 2.6 us in the model, as between any two pushes; no
 real capture shows it. A CPU fault and then one of another GPU are further apart (12 us seen)."""
 
@@ -58,7 +58,7 @@ def first_legs(ordered: pl.DataFrame) -> pl.DataFrame:
         on=("over_ns", "begun_ns"),
         by=run,
         forward=True,
-        tolerance_ns=_MAX_TURN_NS,
+        tolerance_ns=MAX_TURN_NS,
     )
     return (
         pairs.filter(pl.col("_to").is_not_null() & (pl.col("_to") != pl.col("_from")))

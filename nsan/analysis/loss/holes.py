@@ -95,6 +95,9 @@ def holes_of(findings: pl.DataFrame, rows: Rows, *, known: bool) -> pl.DataFrame
         mine, hole = _next_hole(low, high, now, rows)
         mine |= left & (since <= hole.start_ns) & (upto >= hole.end_ns)
         bounds = int(since[mine].max()), int(upto[mine].min())
+        if known and hole.is_silent and _is_ordinary(rows, hole):
+            # Rows are missing for certain, but a pause as long as others is no sign of where.
+            hole = Hole(bounds[0], max(bounds), is_silent=False)
         one = _judged(hard.filter(pl.Series(mine)), soft, rows, hole, known=known)
         found.append(_bounded(one, bounds, hole))
         left &= ~mine
@@ -205,17 +208,32 @@ def _doubtful(soft: pl.DataFrame, rows: Rows) -> pl.DataFrame:
 
 def _is_unusual(rows: Rows, hole: Hole) -> bool:
     """Say whether a silence is far longer than the others while the same kernels ran."""
+    others = _other_gaps(rows, hole)
+    return len(others) >= LEAST_GAPS and _length(hole) >= UNUSUAL * others[-1]
+
+
+def _is_ordinary(rows: Rows, hole: Hole) -> bool:
+    """Say whether a silence is for certain like the others while the same kernels ran."""
+    others = _other_gaps(rows, hole)
+    return len(others) >= LEAST_GAPS and _length(hole) < UNUSUAL * others[-1]
+
+
+def _length(hole: Hole) -> int:
+    return hole.end_ns - hole.start_ns
+
+
+def _other_gaps(rows: Rows, hole: Hole) -> Ints:
+    """Sort the pauses between copies while the kernels of a silence ran, but for the longest."""
     import numpy as np
 
-    over = rows.kernels[(rows.kernels[:, 0] <= hole.end_ns) & (rows.kernels[:, 1] >= hole.start_ns)]
+    begin, end = rows.kernels[:, 0] - CLOCK_SLACK_NS, rows.kernels[:, 1] + CLOCK_SLACK_NS
+    over = rows.kernels[(begin <= hole.end_ns) & (end >= hole.start_ns)]
     if not len(over):
-        return False
+        return np.zeros(0, np.int64)
     low, high = over[:, 0].min(), over[:, 1].max()
     # Between copies: the first fault of a kernel comes long before the first of them.
     starts = rows.copy_starts[(rows.copy_starts >= low) & (rows.copy_starts <= high)]
-    others = np.sort(starts[1:] - starts[:-1])[:-1]
-    length = hole.end_ns - hole.start_ns
-    return len(others) >= LEAST_GAPS and bool(length >= UNUSUAL * others[-1])
+    return np.sort(starts[1:] - starts[:-1])[:-1]
 
 
 def _described(members: pl.DataFrame, rows: Rows, hole: Hole, level: str) -> pl.DataFrame:

@@ -20,6 +20,7 @@ import polars as pl
 from nsan.analysis.catalog import analysis
 from nsan.analysis.intervals import union
 from nsan.analysis.loss.events import copies_of, events_of
+from nsan.analysis.loss.figures import figures_of
 from nsan.analysis.loss.holes import HOLES, Rows, holes_of
 from nsan.analysis.loss.others import OTHERS, others_of, windows_of
 from nsan.analysis.loss.parts import (
@@ -30,7 +31,7 @@ from nsan.analysis.loss.parts import (
     UNSEEN,
 )
 from nsan.analysis.loss.predictions import THRESHOLD
-from nsan.analysis.loss.replay import Replay, replay
+from nsan.analysis.loss.replay import replay
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
 from nsan.uvm.constants import CAUSE_COHERENCE, CAUSE_PREFETCH
 
@@ -98,7 +99,7 @@ LOST_ROWS: Final = Result(
         ),
         reconstructed("level", LEVEL, "label", "`certain`: nothing else explains it; `likely`."),
     ),
-    nothing="No sign of lost rows.",
+    nothing="No hole was found; `nsan migrations --by replay` says how many pushes could be checked.",
 )
 
 PREFETCH_REPLAY: Final = Result(
@@ -162,7 +163,7 @@ def prefetch_replay(migrations: pl.LazyFrame) -> pl.LazyFrame:
     def build() -> pl.DataFrame:
         copies = copies_of(migrations.select(_MIGRATIONS))
         events = events_of(copies, pl.DataFrame(schema=OTHERS))
-        return _figures(replay(events), events.views)
+        return figures_of(replay(events), events.views)
 
     return PREFETCH_REPLAY.from_rows(build)
 
@@ -245,7 +246,7 @@ def holes_and_replay(frames: Mapping[str, pl.LazyFrame]) -> tuple[pl.DataFrame, 
     others = others_of(copies, *faults, places, _widening(copies, tables["cpu_faults"]))
     events = events_of(copies, others)
     found = replay(events)
-    figures = _figures(found, events.views)
+    figures = figures_of(found, events.views)
     fits = figures.select(*_KEYS, "rule_holds")
     findings = pl.concat(
         [
@@ -281,7 +282,7 @@ def _widening(copies: pl.DataFrame, cpu_faults: pl.DataFrame) -> pl.DataFrame:
     blocks = copies.filter(rows < _SAMPLE_ROWS).select("pid", "va_block").unique()
     some = copies.join(blocks, on=["pid", "va_block"], nulls_equal=True, maintain_order="left")
     events = events_of(some, pl.DataFrame(schema=OTHERS))
-    fits = _figures(replay(events), events.views).group_by("pid").agg(pl.col("rule_holds").all())
+    fits = figures_of(replay(events), events.views).group_by("pid").agg(pl.col("rule_holds").all())
     return (
         copies.filter(pl.col("cause_id") == CAUSE_PREFETCH)
         .select("pid")
@@ -417,43 +418,3 @@ def _rows_of(pid: object, device: object, copies: pl.DataFrame, tables: Frames) 
         copied=np.concatenate([[0], here["bytes"].cum_sum().to_numpy()]),
         kernels=spans.select("start_ns", "end_ns").to_numpy().reshape(-1, 2),
     )
-
-
-def _figures(found: Replay, views: pl.DataFrame) -> pl.DataFrame:
-    """Add up the counts of the blocks and judge whether the rule holds."""
-    place = views.with_row_index("view").cast({"view": pl.Int64})
-    counts = found.counts.join(place, on="view").group_by(_KEYS).agg(pl.col("^n_.*$").sum())
-    sums = ("n_missed", "n_missed_blocks", "n_sampled", "n_blocks")
-    mine = pl.col("threshold") == THRESHOLD
-    misses = (
-        found.misses.join(place, on="view")
-        .group_by(*_KEYS, "threshold")
-        .agg(pl.col(sums).sum())
-        .group_by(_KEYS)
-        .agg(
-            pl.col(sums).filter(mine).sum(),
-            best=pl.col("n_missed").filter(~mine).min(),
-            best_blocks=pl.col("n_missed_blocks").filter(~mine).min(),
-        )
-    )
-    # One lost row can spoil all that follows in its block, or a long hole something in every block.
-    by_push = _fits("n_missed", "best", "n_sampled")
-    by_block = _fits("n_missed_blocks", "best_blocks", "n_blocks")
-    holds = (by_push | by_block) & (pl.col("n_prefetched_pushes") > 0)
-    return (
-        counts.join(misses, on=list(_KEYS), nulls_equal=True)
-        .with_columns(
-            n_mismatched_pushes=pl.col("n_pushes") - pl.col("n_exact_pushes"),
-            n_unexplained_pushes="n_contradicted_pushes",
-            rule_holds=holds,
-        )
-        .sort(_KEYS)
-    )
-
-
-def _fits(missed: str, best: str, all_of: str) -> pl.Expr:
-    """Say whether the default setting misses few, and no more than the best other setting.
-
-    Where two do equally well, what this one cannot predict the other cannot either.
-    """
-    return (pl.col(missed) <= pl.col(best)) & (2 * pl.col(missed) <= pl.col(all_of))

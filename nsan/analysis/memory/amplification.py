@@ -202,6 +202,7 @@ def _peaks(allocations: pl.LazyFrame) -> pl.LazyFrame:
         )
     },
     source="domain.md E-16",
+    whole=True,
 )
 def prefetch_share(migrations: pl.LazyFrame) -> pl.LazyFrame:
     """Measure the share of the driver's prefetcher, and an upper bound of its waste.

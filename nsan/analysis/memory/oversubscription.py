@@ -132,6 +132,7 @@ OVERSUBSCRIPTION: Final = Result(
     result=MEMORY_LEDGER,
     reads=_READS,
     source="domain.md E-18, A.4",
+    whole=True,
 )
 def memory_ledger(
     allocations: pl.LazyFrame,
@@ -186,6 +187,7 @@ def memory_ledger(
     result=OVERSUBSCRIPTION,
     reads=_READS,
     source="domain.md E-18, A.4",
+    whole=True,
 )
 def oversubscription_factor(
     allocations: pl.LazyFrame,

@@ -182,7 +182,7 @@ def ping_pong_by_va_block(
 
 def _bouncing(migrations: pl.DataFrame, window_ns: int, threshold: int) -> pl.DataFrame:
     cause = pl.col("cause_id")
-    by_fault = migrations.filter(cause.is_null() | cause.is_in(BY_FAULT))
+    by_fault = migrations.filter(cause.is_null() | cause.is_in([0, *BY_FAULT]))
     rows = in_time_order(by_fault.filter(pl.col("direction").is_not_null()))
     gpus, comes_to, _ = gpus_of(rows)
     pieces = pieces_of(rows)
@@ -232,7 +232,7 @@ def _chained(rows: pl.DataFrame, comes_to: Ints, pieces: Pieces, window_ns: int)
     return found.with_columns(
         start_ns=rows["start_ns"].gather(found["row"]),
         end_ns=rows["end_ns"].gather(found["row"]),
-        unsure=rows["cause_id"].gather(found["row"]).is_null(),
+        unsure=rows["cause_id"].gather(found["row"]).fill_null(0) == 0,
     )
 
 

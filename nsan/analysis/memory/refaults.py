@@ -136,6 +136,7 @@ REFAULT_TOTALS: Final = Result(
     result=REFAULTS,
     reads=_READS,
     source="domain.md E-12",
+    whole=True,
 )
 def refaults(
     migrations: pl.LazyFrame, allocations: pl.LazyFrame, *, premature_ns: int = 1_000_000_000
@@ -180,6 +181,7 @@ def refaults(
     result=EVICTIONS,
     reads=_READS,
     source="domain.md E-12",
+    whole=True,
 )
 def evictions(
     migrations: pl.LazyFrame, allocations: pl.LazyFrame, *, premature_ns: int = 1_000_000_000
@@ -214,6 +216,7 @@ def evictions(
     result=REFAULTS_BY_VA_BLOCK,
     reads=_READS,
     source="domain.md E-12",
+    whole=True,
 )
 def refaults_by_va_block(
     migrations: pl.LazyFrame, allocations: pl.LazyFrame, *, premature_ns: int = 1_000_000_000
@@ -255,6 +258,7 @@ def refaults_by_va_block(
     result=REFAULT_TOTALS,
     reads=_READS,
     source="domain.md E-12",
+    whole=True,
 )
 def refault_totals(
     migrations: pl.LazyFrame, allocations: pl.LazyFrame, *, premature_ns: int = 1_000_000_000

@@ -141,6 +141,7 @@ RESIDENCY_CHECKS: Final = Result(
     result=RESIDENCY_RUNS,
     reads=_READS,
     source="domain.md E-11",
+    whole=True,
 )
 def residency_runs(migrations: pl.LazyFrame, allocations: pl.LazyFrame) -> pl.LazyFrame:
     """Follow every page onto each GPU and off it again.
@@ -184,6 +185,7 @@ def residency_runs(migrations: pl.LazyFrame, allocations: pl.LazyFrame) -> pl.La
     result=RESIDENT_BYTES,
     reads=_READS,
     source="domain.md E-11",
+    whole=True,
 )
 def resident_bytes_over_time(migrations: pl.LazyFrame, allocations: pl.LazyFrame) -> pl.LazyFrame:
     """Add up the known residency of each GPU over time.
@@ -209,6 +211,7 @@ def resident_bytes_over_time(migrations: pl.LazyFrame, allocations: pl.LazyFrame
     result=RESIDENCY_CHECKS,
     reads=_READS,
     source="domain.md E-11",
+    whole=True,
 )
 def residency_checks(migrations: pl.LazyFrame, allocations: pl.LazyFrame) -> pl.LazyFrame:
     """Count how pages came to each GPU and left it, and what does not fit together.
