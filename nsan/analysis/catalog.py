@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import polars as pl
 
 from nsan.analysis.result import Result
-from nsan.errors import AnalysisError, SchemaMismatchError, UnknownNameError
+from nsan.errors import AnalysisError, SchemaMismatchError, UnknownNameError, UsageError
 from nsan.schema import TABLES
 
 Function = TypeVar("Function", bound=Callable[..., pl.LazyFrame])
@@ -118,9 +118,10 @@ class Analysis:
             If it gives another table than it promises.
         """
         given = dict(options or {})
-        for name in given:
+        for name, value in given.items():
             if name not in self.options:
                 raise UnknownNameError(f"option of {self.name}", name, self.options)
+            self._check_number(name, value)
         # What it did not declare it does not get.
         frames = (tables[table].select(columns) for table, columns in self.reads.items())
         found = self.function(*frames, **given)
@@ -130,6 +131,17 @@ class Analysis:
             return self.result.validate(found)
         except SchemaMismatchError as error:
             raise AnalysisError(self.name, str(error)) from error
+
+    def _check_number(self, name: str, value: Any) -> None:
+        """Refuse a size or time below what its default allows: a default of 0 means "choose"."""
+        default = self.options[name]
+        plain = isinstance(default, int | float) and not isinstance(default, bool)
+        if not plain or default < 0:
+            return
+        if value < 0 or (value == 0 and default > 0):
+            least = "above 0" if default > 0 else "0 or more"
+            msg = f"{name}={value} of {self.name}: it must be {least} (default {default})."
+            raise UsageError(msg)
 
 
 def analysis(

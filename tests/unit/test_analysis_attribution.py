@@ -765,3 +765,17 @@ def test_million_times_do_not_lose_precision():
     )
     assert by_work(table, "n_fault_rows") == {("kernel", "k"): 1}
     assert np.int64(table.filter(name="k")["exposed_ns"].item()) == 1
+
+
+def test_copies_and_faults_without_an_address_are_in_no_allocation_and_add_up():
+    tables, _ = sample("stream")
+    nowhere = pl.when(pl.int_range(pl.len()) % 100 == 3).then(None).otherwise("va").alias("va")
+    lossy = tables | {
+        name: tables[name].with_columns(nowhere) for name in ("migrations", "cpu_faults")
+    }
+    table = on(faults_by_allocation, lossy)
+    moved = pl.sum_horizontal("in_bytes", "out_bytes", "between_bytes")
+    assert table.select(moved.sum()).item() == lossy["migrations"]["bytes"].sum()
+    assert table["n_cpu_faults"].sum() == lossy["cpu_faults"].height
+    (rest,) = table.filter(pl.col("part") == "unattributed").select(moved).to_series().to_list()
+    assert rest == lossy["migrations"].filter(pl.col("va").is_null())["bytes"].sum()

@@ -202,3 +202,18 @@ def test_a_result_of_other_columns_than_promised_is_refused():
 def test_an_option_that_does_not_exist_is_refused_by_name():
     with pytest.raises(UsageError, match="option of batches"):
         CATALOG["batches"].run({t: TABLES[t].empty() for t in TABLES}, {"gap": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("working_set", "window_ns", 0),
+        ("working_set", "window_ns", -1),
+        ("block_successors", "top", 0),
+        ("ping_pong", "window_ns", -1),
+        ("memory_ledger", "capacity_bytes", -1),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused(name, option, value):
+    with pytest.raises(UsageError, match=f"{option}={value}"):
+        CATALOG[name].run({t: TABLES[t].empty() for t in TABLES}, {option: value})

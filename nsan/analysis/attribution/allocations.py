@@ -123,21 +123,33 @@ def faults_by_allocation(
     """
 
     def build() -> pl.DataFrame:
-        known = pl.all_horizontal(pl.col("start_ns", "va").is_not_null())
-        rows = gpu_faults.filter(known).select("start_ns", "pid", "va", "n_page_faults").collect()
-        touched = cpu_faults.filter(known).select("start_ns", "pid", "va").collect()
-        moved = migrations.filter(known).select(MIGRATION_READS).collect()
+        rows = gpu_faults.select("start_ns", "pid", "va", "n_page_faults").collect()
+        touched = cpu_faults.select("start_ns", "pid", "va").collect()
+        moved = migrations.select(MIGRATION_READS).collect()
         held = _held(allocations, rows, touched, moved)
         served = _served(gpu_faults, migrations)
         sums = [
-            _of_points(places(rows, held), "n_lowest_page_rows"),
-            _of_points(places(touched, held), "n_cpu_faults"),
+            _of_points(_placed(rows, held), "n_lowest_page_rows"),
+            _of_points(_placed(touched, held), "n_cpu_faults"),
             _of_batches(places(served, held)),
-            *_of_copies(places(moved, held)),
+            *_of_copies(_placed(moved, held)),
         ]
         return _table(held, sums)
 
     return FAULTS_BY_ALLOCATION.from_rows(build)
+
+
+def _placed(rows: pl.DataFrame, held: pl.DataFrame) -> pl.DataFrame:
+    """Put rows into allocations; those without a time, an address or a size are nowhere."""
+    needed = ("start_ns", "va", "bytes") if "bytes" in rows.columns else ("start_ns", "va")
+    known = pl.all_horizontal(pl.col(needed).is_not_null())
+    if "bytes" in rows.columns:
+        known &= pl.col("bytes") > 0
+    found = places(rows.filter(known), held)
+    lost = rows.filter(~known).with_columns(
+        row=-1 - pl.int_range(pl.len(), dtype=pl.Int64), key=pl.lit(NOWHERE, pl.Int64)
+    )
+    return pl.concat([found, lost], how="diagonal_relaxed")
 
 
 def _held(

@@ -208,20 +208,20 @@ def latency_histogram(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.
         One row per process, GPU and class with a batch in it, in that order. Counts of either kind
         add up to the batches of fault rows.
     """
-    rows = _rows(gpu_faults, migrations)
     by = [*_KEYS, "min_ns"]
-    parts = []
-    for name in ("latency", "service"):
-        value = pl.col(f"{name}_ns")
-        # A bit length is exact, a logarithm is not.
-        bits = 63 - value.clip(1, None).bitwise_leading_zeros().cast(pl.Int64)
-        least = pl.when(value > 0).then(pl.lit(2, pl.Int64).pow(bits)).otherwise(0)
-        part = rows.group_by(*_KEYS, min_ns=least).agg(pl.len().alias(f"n_by_{name}"), value.sum())
-        parts.append(part)
+    names = {"latency_ns": "n_by_latency", "service_ns": "n_by_service"}
+    value, what = pl.col("value"), pl.col("variable")
+    # A bit length is exact, a logarithm is not.
+    bits = 63 - value.clip(1, None).bitwise_leading_zeros().cast(pl.Int64)
+    least = pl.when(value > 0).then(pl.lit(2, pl.Int64).pow(bits)).otherwise(0)
     return (
-        parts[0]
-        .join(parts[1], on=by, how="full", coalesce=True, nulls_equal=True)
-        .with_columns(pl.exclude(by).fill_null(0))
+        _rows(gpu_faults, migrations)
+        .unpivot(index=_KEYS, on=list(names))
+        .group_by(*_KEYS, min_ns=least)
+        .agg(
+            *((what == name).sum().alias(n) for name, n in names.items()),
+            *(value.filter(what == name).sum().alias(name) for name in names),
+        )
         .sort(by)
         .select(LATENCY_HISTOGRAM.cast())
     )
