@@ -44,6 +44,10 @@ demo: $(VENV)/.base ## Import captures and print their summaries
 	@echo 'A modelled one, of a program that needs more memory than the GPU has:'
 	@echo
 	$(BIN)/nsan summary sample_data/model/oversubscribed_sweep/oversubscribed_sweep.sqlite
+	@echo
+	@echo 'Whose the faults are:'
+	@echo
+	$(BIN)/nsan attribute sample_data/model/oversubscribed_sweep/oversubscribed_sweep.sqlite
 
 test: $(VENV)/.dev ## All tests with small counts and fixed seeds; what CI runs
 	$(BIN)/python -m pytest -n $(WORKERS) -p no:randomly

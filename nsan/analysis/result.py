@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, get_args
 
 import polars as pl
@@ -63,59 +64,14 @@ class Result(Table):
         return [pl.col(name).cast(dtype) for name, dtype in self.schema.items()]
 
 
-def recorded(name: str, dtype: pl.DataType | type[pl.DataType], unit: str, doc: str) -> Figure:
-    """Declare a column whose values stand in the rows of the trace.
+recorded: Final = partial(Figure, kind="recorded")
+"""Declare a column whose values stand in the rows of the trace."""
 
-    Parameters
-    ----------
-    name, unit, doc : str
-        As of :class:`Figure`.
-    dtype : DataType
-        Its type.
+derived: Final = partial(Figure, kind="derived")
+"""Declare a column of exact arithmetic on rows."""
 
-    Returns
-    -------
-    Figure
-        The column.
-    """
-    return Figure(name, dtype, unit, doc, "recorded")
-
-
-def derived(name: str, dtype: pl.DataType | type[pl.DataType], unit: str, doc: str) -> Figure:
-    """Declare a column of exact arithmetic on rows.
-
-    Parameters
-    ----------
-    name, unit, doc : str
-        As of :class:`Figure`.
-    dtype : DataType
-        Its type.
-
-    Returns
-    -------
-    Figure
-        The column.
-    """
-    return Figure(name, dtype, unit, doc, "derived")
-
-
-def reconstructed(name: str, dtype: pl.DataType | type[pl.DataType], unit: str, doc: str) -> Figure:
-    """Declare a column that is an inference.
-
-    Parameters
-    ----------
-    name, unit, doc : str
-        As of :class:`Figure`.
-    dtype : DataType
-        Its type.
-
-    Returns
-    -------
-    Figure
-        The column.
-    """
-    return Figure(name, dtype, unit, doc, "reconstructed")
-
+reconstructed: Final = partial(Figure, kind="reconstructed")
+"""Declare a column that is an inference."""
 
 PID: Final = recorded("pid", pl.UInt32, "id", "Process.")
 DEVICE: Final = recorded("device_id", pl.Int64, "id", "CUDA ordinal of the GPU in its process.")

@@ -12,7 +12,7 @@ import polars as pl
 
 from nsan.analysis.catalog import analysis
 from nsan.analysis.intervals import overlap, union
-from nsan.analysis.memory.amplification import at_own_addresses, with_life
+from nsan.analysis.memory.amplification import at_own_addresses, with_block_life
 from nsan.analysis.result import PID, Result, derived, reconstructed
 from nsan.analysis.segments import cut, edges_of
 from nsan.uvm.constants import (
@@ -355,7 +355,7 @@ def _fate(pieces: pl.DataFrame, moves: pl.DataFrame, work: pl.DataFrame) -> pl.D
     began = union(work.lazy().with_columns(end_ns=pl.col("start_ns") + 1), by=_PLACE)
     evicted, size = pl.col("leaves_cause") == CAUSE_EVICTION, pl.col("bytes")
     parts = []
-    for part in _portions(at_own_addresses(with_life(pl.concat([comes, goes])))):
+    for part in _portions(at_own_addresses(with_block_life(pl.concat([comes, goes])))):
         spans = _until_gone(cut(part, edges_of(part))).lazy()
         spans = overlap(spans, ran, by=_PLACE).rename({"overlap_ns": "ran_ns"})
         found = (

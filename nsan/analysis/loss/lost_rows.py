@@ -32,6 +32,7 @@ from nsan.analysis.loss.parts import (
 )
 from nsan.analysis.loss.predictions import THRESHOLD
 from nsan.analysis.loss.replay import replay
+from nsan.analysis.nearest import nearest
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
 from nsan.uvm.constants import CAUSE_COHERENCE, CAUSE_PREFETCH
 
@@ -360,17 +361,17 @@ def _copies_without_row(copies: pl.DataFrame, gpu_faults: pl.DataFrame) -> pl.Da
         copies.filter((pl.col("cause_id") == CAUSE_COHERENCE) & (pl.col("direction") != "dtoh"))
         .join(spans, on=list(_KEYS), nulls_equal=True)
         .filter(pl.col("start_ns") >= pl.col("begin_ns"))
-        .sort("start_ns")
-        .join_asof(
-            rows.select(*_KEYS, "end_ns", "row_ns", "last_ns").sort("end_ns"),
-            left_on="start_ns",
-            right_on="end_ns",
-            by=list(_KEYS),
-            strategy="forward",
-            check_sortedness=False,
-            suffix="_row",
+    )
+    orphans = (
+        nearest(
+            orphans.lazy(),
+            rows.lazy().select(*_KEYS, "row_ns", "last_ns", row_end_ns="end_ns"),
+            on=("start_ns", "row_end_ns"),
+            by=_KEYS,
+            forward=True,
         )
         .filter(pl.col("row_ns") > pl.col("start_ns"))
+        .collect()
     )
     return orphans.select(
         *_KEYS,

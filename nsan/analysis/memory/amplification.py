@@ -264,7 +264,7 @@ def _shares(migrations: pl.LazyFrame) -> pl.DataFrame:
 
 def _evicted_next(moves: pl.DataFrame) -> pl.DataFrame:
     """Add up what the prefetcher brought and the next event of its GPU and pages evicts."""
-    own = at_own_addresses(with_life(_events(_within_blocks(moves))))
+    own = at_own_addresses(with_block_life(_events(_within_blocks(moves))))
     pieces = cut(own, edges_of(own)).sort("segment", *_ORDER)
     after = pl.all().shift(-1).name.prefix("_")
     found = pieces.with_columns(after).filter(
@@ -318,7 +318,7 @@ def at_own_addresses(events: pl.DataFrame) -> pl.DataFrame:
     Parameters
     ----------
     events : DataFrame
-        As of :func:`with_life`, none of them across an edge of VA blocks.
+        As of :func:`with_block_life`, none of them across an edge of VA blocks.
 
     Returns
     -------
@@ -332,7 +332,7 @@ def at_own_addresses(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def with_life(events: pl.DataFrame) -> pl.DataFrame:
+def with_block_life(events: pl.DataFrame) -> pl.DataFrame:
     """Find the lives of each block on each GPU, from nothing there to the eviction of all that came.
 
     What comes after an eviction of the whole block has nothing to do with what was there before.
