@@ -217,3 +217,21 @@ def test_an_option_that_does_not_exist_is_refused_by_name():
 def test_a_number_that_makes_no_sense_is_refused(name, option, value):
     with pytest.raises(UsageError, match=f"{option}={value}"):
         CATALOG[name].run({t: TABLES[t].empty() for t in TABLES}, {option: value})
+
+
+def test_an_analysis_gets_only_the_columns_that_it_declares():
+    greedy = declared(lambda migrations: migrations.select(n=pl.col("va").len().cast(pl.Int64)))
+    with pytest.raises(pl.exceptions.ColumnNotFoundError, match="va"):
+        greedy.__nsan_analysis__.run({"migrations": TABLES["migrations"].empty()})
+
+
+@pytest.mark.parametrize("name", ["pushes", "batches"])
+def test_copies_that_differ_in_their_cause_alone_have_one_order(name, of_sample):
+    frames = dict(of_sample("vector_add"))
+    both = pl.concat(
+        [frames["migrations"], frames["migrations"].with_columns(cause_id=pl.lit(2, pl.Int64))]
+    )
+    other = pl.concat([both.tail(both.height // 2), both.head(both.height // 2)])
+    assert_frame_equal(
+        run(name, frames | {"migrations": both}), run(name, frames | {"migrations": other})
+    )
