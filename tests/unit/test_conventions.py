@@ -160,7 +160,7 @@ ANALYSIS_NEVER = (
     "altair",
     "pathlib",
 )
-LEAVES = ("errors.py", "units.py", "schema.py", "info.py", "uvm")
+LEAVES = ("errors.py", "units.py", "schema.py", "info.py", "uvm", "torch_alloc")
 """What everything else may build on."""
 LEAVES_NEVER = ("nsan.io", "nsan.trace", "nsan.analysis", "nsan.cli", "nsan.opening", "nsan.totals")
 IO_NEVER = ("nsan.analysis", "nsan.cli", "nsan.totals", "nsan.opening", "nsan.contract")

@@ -1,0 +1,131 @@
+"""Settings of the caching allocator, and the one rule that differs by version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from nsan.errors import UsageError
+from nsan.torch_alloc.constants import LARGE_SEGMENT_BYTES, N_DIVISIONS
+from nsan.units import MIB
+
+TieBreak = Literal["address", "block", "segment"]
+TIE_BREAKS: Final[tuple[str, ...]] = get_args(TieBreak)
+"""Order of free blocks of one size: lowest address (to 2.11), oldest block (2.12), oldest segment,
+then address (from 2.13)."""
+
+_TIE_BREAK_SINCE: Final[tuple[tuple[tuple[int, int], TieBreak], ...]] = (
+    ((2, 13), "segment"),
+    ((2, 12), "block"),
+    ((0, 0), "address"),
+)
+
+
+def tie_break_of(version: tuple[int, int]) -> TieBreak:
+    """Give the order among free blocks of one size in a version of PyTorch.
+
+    Parameters
+    ----------
+    version : tuple of (int, int)
+        As (2, 12).
+
+    Returns
+    -------
+    str
+        "address", "block" or "segment". Source: comparators of the wheels, ``allocator.md`` 3.2.
+    """
+    return next(rule for since, rule in _TIE_BREAK_SINCE if version >= since)
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """What decides how the allocator behaves (``PYTORCH_CUDA_ALLOC_CONF`` and the version).
+
+    Attributes
+    ----------
+    max_split_bytes : int, optional
+        Blocks of this size and more are never split (``max_split_size_mb``); None: no limit.
+    max_non_split_rounding_bytes : int, default 20 MiB
+        How much larger than asked an unsplit block may be, where there is such a limit.
+    roundup_power2_divisions : tuple of 16 int
+        Steps between powers of two to which a request is rounded, by size from 1 MiB up; 0 and 1: none.
+    garbage_collection_threshold : float, default 0.0
+        Share of the allowed memory from which old cached segments are released; 0: never.
+    expandable_segments : bool, default False
+        One growing mapping per pool and stream instead of many segments.
+    memory_fraction : float, optional
+        Share of the GPU's memory that may be reserved; None: no limit.
+    device_bytes : int, optional
+        The GPU's memory; None: without end.
+    large_segment_bytes : int, default 20 MiB
+        Segment for large requests below 10 MiB.
+    tie_break : str, default "address"
+        Order among free blocks of one size; :func:`tie_break_of`.
+    """
+
+    max_split_bytes: int | None = None
+    max_non_split_rounding_bytes: int = 20 * MIB
+    roundup_power2_divisions: tuple[int, ...] = (0,) * N_DIVISIONS
+    garbage_collection_threshold: float = 0.0
+    expandable_segments: bool = False
+    memory_fraction: float | None = None
+    device_bytes: int | None = None
+    large_segment_bytes: int = LARGE_SEGMENT_BYTES
+    tie_break: TieBreak = "address"
+
+    def __post_init__(self) -> None:
+        """Refuse what PyTorch refuses."""
+        if self.tie_break not in TIE_BREAKS:
+            msg = f"There is no tie-break {self.tie_break!r}: choose {', '.join(TIE_BREAKS)}."
+            raise UsageError(msg)
+        if self.max_split_bytes is not None and self.max_split_bytes < LARGE_SEGMENT_BYTES:
+            msg = f"max_split_size of {self.max_split_bytes} byte: PyTorch takes 20 MiB or more."
+            raise UsageError(msg)
+        if not 0 <= self.garbage_collection_threshold < 1:
+            msg = (
+                f"garbage_collection_threshold of {self.garbage_collection_threshold}: take 0 (off) "
+                "or a share below 1."
+            )
+            raise UsageError(msg)
+        divisions = self.roundup_power2_divisions
+        if len(divisions) != N_DIVISIONS or any(d < 0 or d & (d - 1) for d in divisions):
+            msg = (
+                f"roundup_power2_divisions of {divisions}: take {N_DIVISIONS} powers of two, or 0."
+            )
+            raise UsageError(msg)
+
+    @classmethod
+    def from_rows(cls, values: Mapping[str, str]) -> AllocatorSettings:
+        """Read the settings of a snapshot.
+
+        Parameters
+        ----------
+        values : mapping of str to str
+            The table ``allocator_settings``: value by name.
+
+        Returns
+        -------
+        AllocatorSettings
+            What is not named has PyTorch's default.
+        """
+        split = int(values.get("max_split_size", "-1"))
+        divisions = tuple(
+            int(values.get(f"roundup_power2_divisions.{1 << i}", "0")) for i in range(N_DIVISIONS)
+        )
+        return cls(
+            max_split_bytes=split if split > 0 else None,
+            roundup_power2_divisions=divisions,
+            garbage_collection_threshold=float(values.get("garbage_collection_threshold", "0")),
+            expandable_segments=values.get("expandable_segments", "False") == "True",
+            tie_break=_tie_break(values),
+        )
+
+
+def _tie_break(values: Mapping[str, str]) -> TieBreak:
+    major, _, minor = values.get("torch_version", "2.0").partition(".")
+    return tie_break_of((int(major), int(minor)))
+
+
+DEFAULT_SETTINGS: Final = AllocatorSettings()
+"""PyTorch as it comes, up to 2.11."""
