@@ -48,6 +48,10 @@ demo: $(VENV)/.base ## Import captures and print their summaries
 	@echo 'Whose the faults are:'
 	@echo
 	$(BIN)/nsan attribute sample_data/model/oversubscribed_sweep/oversubscribed_sweep.sqlite
+	@echo
+	@echo "What PyTorch's caching allocator did:"
+	@echo
+	$(BIN)/nsan allocator sample_data/snapshots/decomfl_opt125m_full_history.pickle.gz
 
 test: $(VENV)/.dev ## All tests with small counts and fixed seeds; what CI runs
 	$(BIN)/python -m pytest -n $(WORKERS) -p no:randomly
@@ -69,6 +73,10 @@ bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BE
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.run $(BENCH_ARGS)
 	@echo
 	$(BIN)/python -m benchmarks.analyses
+	@echo
+	$(BIN)/python -m benchmarks.allocator
+	@echo
+	$(BIN)/python -m benchmarks.snapshots
 
 samples: $(VENV)/.dev ## Make the modelled traces of sample_data/model again, row for row
 	$(BIN)/nsan model samples -o sample_data/model --force-overwrite

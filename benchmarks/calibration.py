@@ -34,7 +34,7 @@ from nsan.model.program import (
 )
 from nsan.model.recording import BASE_VA, record
 from nsan.model.settings import Settings
-from nsan.model.workloads import ONE_THREAD_NS_PER_MIB, hotspot, vector_add
+from nsan.model.workloads.patterns import ONE_THREAD_NS_PER_MIB, hotspot, vector_add
 from nsan.units import KIB, MIB
 from nsan.uvm.constants import VA_BLOCK_BYTES
 

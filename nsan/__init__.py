@@ -17,18 +17,31 @@ if TYPE_CHECKING:
     from nsan.analysing import analyse
     from nsan.contract import summary
     from nsan.info import TraceInfo
-    from nsan.opening import import_trace, open_trace
+    from nsan.opening import import_trace, open_snapshot, open_trace
+    from nsan.snapshot import Snapshot
     from nsan.trace import Trace
 
 __version__ = "0.1.0"
 
-__all__ = ["Trace", "TraceInfo", "__version__", "analyse", "import_trace", "open_trace", "summary"]
+__all__ = [
+    "Snapshot",
+    "Trace",
+    "TraceInfo",
+    "__version__",
+    "analyse",
+    "import_trace",
+    "open_snapshot",
+    "open_trace",
+    "summary",
+]
 
 _HOMES = {
+    "Snapshot": "nsan.snapshot",
     "Trace": "nsan.trace",
     "TraceInfo": "nsan.info",
     "analyse": "nsan.analysing",
     "import_trace": "nsan.opening",
+    "open_snapshot": "nsan.opening",
     "open_trace": "nsan.opening",
     "summary": "nsan.contract",
 }

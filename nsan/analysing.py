@@ -1,11 +1,11 @@
-"""One way to run any analysis on a trace: by name, with options, a user's own like nsan's."""
+"""One way to run any analysis on a trace or snapshot: by name, with options, a user's own like nsan's."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import polars as pl
 
@@ -16,22 +16,25 @@ from nsan.info import MODEL_KIND
 from nsan.plugins import own_analyses
 
 if TYPE_CHECKING:
+    from nsan.snapshot import Snapshot
     from nsan.trace import Trace
+
+    Source = Trace | Snapshot
 
 
 def analyse(
-    trace: Trace,
+    source: Source,
     name: str,
     *,
     options: Mapping[str, Any] | None = None,
     plugins: Iterable[str | Path] = (),
 ) -> pl.LazyFrame:
-    """Run an analysis on a trace.
+    """Run an analysis on a trace or on a memory snapshot.
 
     Parameters
     ----------
-    trace : Trace
-        A whole trace, or what :meth:`nsan.Trace.filter` left of it.
+    source : Trace or Snapshot
+        A whole trace, what :meth:`nsan.Trace.filter` left of it, or a snapshot of PyTorch's allocator.
     name : str
         Name of the analysis, as listed by ``nsan analyse --list``.
     options : mapping, optional
@@ -47,7 +50,8 @@ def analyse(
     Raises
     ------
     NsanError
-        If there is no such analysis or option, or a plug-in cannot be used.
+        If there is no such analysis or option, it is about the other kind of source, or a plug-in
+        cannot be used.
 
     Examples
     --------
@@ -56,7 +60,7 @@ def analyse(
     >>> nsan.analyse(trace, "batches").collect().height  # doctest: +SKIP
     12
     """
-    return run_analysis(trace, find(name, own_analyses(plugins)), options)
+    return run_analysis(source, find(name, own_analyses(plugins)), options)
 
 
 _CONTEXT: Final = ("kernels", "copies", "memsets")
@@ -74,14 +78,14 @@ _SPLIT: Final = r"^(in_|out_)?(coherence|prefetch|user|eviction|evicted)_bytes$|
 
 
 def run_analysis(
-    trace: Trace, analysis: Analysis, options: Mapping[str, Any] | None = None
+    source: Source, analysis: Analysis, options: Mapping[str, Any] | None = None
 ) -> pl.LazyFrame:
     """Run an analysis that was found already; see :func:`analyse`.
 
     Parameters
     ----------
-    trace : Trace
-        A whole trace, or a part of one.
+    source : Trace or Snapshot
+        A whole trace, a part of one, or a snapshot.
     analysis : Analysis
         What to run.
     options : mapping, optional
@@ -95,15 +99,55 @@ def run_analysis(
     Raises
     ------
     UsageError
-        If the analysis needs the whole capture and the trace is a part of it.
+        If the analysis needs the whole capture and the trace is a part of it, or it is about the
+        other kind of source.
     """
+    if analysis.subject != subject_of(source):
+        msg = (
+            f"{analysis.name} reads {_NAMED[analysis.subject]}, and {source.info.source} is "
+            f"{_NAMED[subject_of(source)]}."
+        )
+        raise UsageError(msg)
+    tables = {table: getattr(source, table) for table in analysis.reads}
+    if analysis.subject == "snapshot":
+        return analysis.run(tables, options)
+    return _run_on_trace(cast("Trace", source), analysis, tables, options)
+
+
+_NAMED: Final = {
+    "trace": "a trace of nsys",
+    "snapshot": "a memory snapshot of PyTorch",
+}
+
+
+def subject_of(source: Source) -> str:
+    """Say what a source is.
+
+    Parameters
+    ----------
+    source : Trace or Snapshot
+        What was opened.
+
+    Returns
+    -------
+    str
+        "trace" or "snapshot", as :attr:`nsan.analysis.catalog.Analysis.subject`.
+    """
+    return "snapshot" if hasattr(source, "allocator_events") else "trace"
+
+
+def _run_on_trace(
+    trace: Trace,
+    analysis: Analysis,
+    tables: dict[str, pl.LazyFrame],
+    options: Mapping[str, Any] | None,
+) -> pl.LazyFrame:
     if analysis.whole and trace.is_filtered:
         msg = (
             f"{analysis.name} needs the whole capture: what came before, or from elsewhere, decides. Ask "
             "without filters; the rows name their process and GPU."
         )
         raise UsageError(msg)
-    tables = {table: getattr(trace, table) for table in analysis.reads}
     if trace.windows is not None:
         tables |= {table: trace.reaching_in(table) for table in _CONTEXT if table in analysis.reads}
     found = analysis.run(tables, options)
@@ -140,13 +184,13 @@ def unknown_columns(trace: Trace, analysis: Analysis) -> set[str]:
     return {name for name in own if any(re.match(pattern, name) for pattern in patterns)}
 
 
-def kinds_of(trace: Trace, analysis: Analysis, found: pl.DataFrame) -> dict[str, str]:
+def kinds_of(source: Source, analysis: Analysis, found: pl.DataFrame) -> dict[str, str]:
     """Say of which kind each column of a result is.
 
     Parameters
     ----------
-    trace : Trace
-        Where it is from: every figure of a modelled capture is modelled.
+    source : Trace or Snapshot
+        Where it is from: every figure of what the model made is modelled.
     analysis : Analysis
         What gave it.
     found : DataFrame
@@ -158,7 +202,7 @@ def kinds_of(trace: Trace, analysis: Analysis, found: pl.DataFrame) -> dict[str,
         By column: "recorded", "derived", "reconstructed" or "modelled"; of rows of two kinds the less
         certain one.
     """
-    if trace.info.kind == MODEL_KIND:
+    if source.info.kind == MODEL_KIND:
         return {column.name: "modelled" for column in analysis.result.columns}
     kinds = {column.name: str(column.kind) for column in analysis.result.columns}
     inferred = [

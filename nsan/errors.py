@@ -412,3 +412,38 @@ class ExtraMissingError(NsanError):
             f"{what} needs the package {package}, which is not installed. "
             f"Run: pip install 'nsan[{extra}]'"
         )
+
+
+class AllocatorFullError(NsanError):
+    """The caching allocator cannot serve a request, even after it has released what it can."""
+
+    def __init__(self, requested: int, reserved: int, limit: int | None) -> None:
+        self.requested, self.reserved, self.limit = requested, reserved, limit
+        of = "" if limit is None else f" of {limit} byte that it may reserve"
+        super().__init__(
+            f"The caching allocator is out of memory: {requested} byte were asked for, and "
+            f"{reserved} byte{of} are reserved. "
+            "Give the model a larger GPU or memory fraction, or a smaller workload."
+        )
+
+
+class SnapshotError(NsanError):
+    """A memory snapshot of PyTorch cannot be read, or is damaged; ``detail`` says why."""
+
+    says = "could not be read:", "Copy it again from where it was written, or record it again."
+
+    def __init__(self, path: Path, detail: str, advice: str = "") -> None:
+        self.path, self.detail = path, detail
+        super().__init__(f"{path.name} {self.says[0]} {detail}.\n{advice or self.says[1]}")
+
+
+class NotASnapshotError(SnapshotError):
+    """A file is no memory snapshot; ``detail`` says what it is."""
+
+    says = "is", "A snapshot is what `torch.cuda.memory._dump_snapshot(FILE)` writes, also gzipped."
+
+
+class UnsafeSnapshotError(SnapshotError):
+    """A pickle is more than plain data, or would grow beyond its size: nothing of it was run."""
+
+    says = "is refused:", "Nothing in this file was run. Open it nowhere if you do not trust it."

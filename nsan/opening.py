@@ -18,6 +18,7 @@ from nsan.io.manifest import (
 from nsan.io.probe import display_name, identify, is_folder, newest_capture
 
 if TYPE_CHECKING:
+    from nsan.snapshot import Snapshot
     from nsan.trace import Trace
 
 
@@ -56,6 +57,39 @@ def open_trace(path: str | Path, *, progress: bool = False) -> Trace:
 
     folder, manifest = store_of(Path(path), progress=progress)
     return open_store(folder, manifest)
+
+
+def open_snapshot(path: str | Path) -> Snapshot:
+    """Open a memory snapshot of PyTorch's caching allocator.
+
+    Parameters
+    ----------
+    path : str or Path
+        What ``torch.cuda.memory._dump_snapshot`` wrote, or a pickle of
+        ``torch.cuda.memory_snapshot()``; plain or gzipped, of torch 2.0 to 2.14. It is read by a
+        process of its own that may do nothing else, and is never written to.
+
+    Returns
+    -------
+    Snapshot
+        Typed lazy frames and what is known about the file.
+
+    Raises
+    ------
+    NsanError
+        If it is no snapshot, is damaged, or is more than plain data; the message says which.
+
+    Examples
+    --------
+    >>> import nsan
+    >>> path = "sample_data/snapshots/decomfl_opt125m_full_history.pickle.gz"
+    >>> snapshot = nsan.open_snapshot(path)  # doctest: +SKIP
+    >>> snapshot.segments.select("bytes").sum().collect().item()  # doctest: +SKIP
+    1897922560
+    """
+    from nsan.io.torch_snapshot.frames import read_snapshot
+
+    return read_snapshot(Path(path))
 
 
 def capture_at(path: Path) -> Path:

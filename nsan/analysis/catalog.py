@@ -1,7 +1,8 @@
 """The table of contents: every analysis with its question, what it reads, gives and costs.
 
 An analysis is a function whose positional parameters are named as tables of a trace
-(:data:`nsan.schema.TABLES`) and take lazy frames, whose keyword-only parameters are options with
+(:data:`nsan.schema.TABLES`) or of a memory snapshot
+(:data:`nsan.torch_alloc.tables.SNAPSHOT_TABLES`) and take lazy frames, whose keyword-only parameters are options with
 defaults, and which returns a lazy frame. The decorator says the rest. A user's own function is
 found and run in the same way.
 """
@@ -14,13 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import polars as pl
 
 from nsan.analysis.result import Result
 from nsan.errors import AnalysisError, SchemaMismatchError, UnknownNameError, UsageError
 from nsan.schema import TABLES
+from nsan.torch_alloc.tables import SNAPSHOT_TABLES
 
 Function = TypeVar("Function", bound=Callable[..., pl.LazyFrame])
 
@@ -48,10 +50,22 @@ MODULES: Final = (
     "attribution.work",
     "attribution.iterations",
     "loss.lost_rows",
+    "allocator.state",
+    "allocator.utilization",
+    "allocator.timeline",
+    "allocator.segments",
+    "allocator.va_blocks",
+    "allocator.tensors",
+    "allocator.oom",
+    "allocator.stitching",
+    "allocator.what_if",
+    "allocator.agreement",
 )
 """Modules of this package that hold analyses, in the order of the table of contents."""
 
 _ATTRIBUTE: Final = "__nsan_analysis__"
+
+_KNOWN: Final = {**TABLES, **SNAPSHOT_TABLES}
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ class Analysis:
     result : Result
         What one row is; its columns with unit and kind.
     reads : mapping of str to tuple of str
-        By table of the trace: the columns that are read, no others.
+        By table of the trace or snapshot: the columns that are read, no others.
     complexity : str
         Cost in time for n rows.
     source : str
@@ -93,10 +107,15 @@ class Analysis:
         found = inspect.signature(self.function).parameters.values()
         return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
 
+    @property
+    def subject(self) -> Literal["trace", "snapshot"]:
+        """What it is about: a trace, or a memory snapshot of PyTorch's allocator."""
+        return "snapshot" if self.reads.keys() <= SNAPSHOT_TABLES.keys() else "trace"
+
     def run(
         self, tables: Mapping[str, pl.LazyFrame], options: Mapping[str, Any] | None = None
     ) -> pl.LazyFrame:
-        """Run the analysis on the tables of a trace.
+        """Run the analysis on the tables of a trace or of a snapshot.
 
         Parameters
         ----------
@@ -203,11 +222,15 @@ def _check(found: Analysis) -> None:
         said = f"its parameters are {frames}, and it declares to read {list(found.reads)}"
         raise AnalysisError(found.name, said)
     for table, columns in found.reads.items():
-        if table not in TABLES:
-            raise AnalysisError(found.name, f"a trace has no table {table!r}, it has {[*TABLES]}")
-        absent = [name for name in columns if name not in TABLES[table].schema]
+        if table not in _KNOWN:
+            raise AnalysisError(
+                found.name,
+                f"a trace has no table {table!r}, it has {[*TABLES]}; a snapshot has "
+                f"{[*SNAPSHOT_TABLES]}",
+            )
+        absent = [name for name in columns if name not in _KNOWN[table].schema]
         if absent:
-            has = [*TABLES[table].schema]
+            has = [*_KNOWN[table].schema]
             raise AnalysisError(found.name, f"{table} has no column {absent}, it has {has}")
     for p in parameters:
         if p.kind is p.KEYWORD_ONLY and p.default is p.empty:

@@ -9,6 +9,8 @@ Examples
   nsan model list
   nsan model run sweep --oversubscription-factor 1.5 -o sweep15
   nsan model run stream --prefetch ahead --size 256MiB -o ahead && nsan ahead/ahead.sqlite
+  nsan model run gpt2-small --allocator raw --oversubscription-factor 1.5 -o gpt2
+  nsan model sweep gpt2-small --factors 0.9,1.25,1.5,2 --hints none,prefetch -o sweep
 """
 
 from __future__ import annotations
@@ -19,13 +21,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsan.cli import model_sweep
 from nsan.cli.arguments import add_verbosity, show_progress
+from nsan.cli.model_arguments import (
+    add_driver,
+    add_training,
+    count,
+    driver_settings,
+    tell_of_compiling,
+    training,
+)
 from nsan.cli.render import complain, emit, json_text
 from nsan.errors import ExtraMissingError, UsageError
 from nsan.units import format_bytes, format_count, parse_size
 
 if TYPE_CHECKING:
     from nsan.model.making import Recipe
+    from nsan.model.placing import Placed
+    from nsan.model.program import Program
+    from nsan.model.settings import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run", help="run a workload and write its trace", description=__doc__, formatter_class=raw
     )
     _add_program(making)
-    _add_driver(making)
+    add_training(making)
+    making.add_argument(
+        "--hint",
+        action="append",
+        default=[],
+        metavar="KIND[:ROLES]",
+        help="prefetches or advice for tensors of a network, as prefetch:parameter+optimizer; "
+        "repeatable; kinds and roles: `nsan model list`",
+    )
+    making.add_argument(
+        "--allocator", choices=("raw", "caching"), help="for the tensors of a network"
+    )
+    _add_capacity(making)
+    add_driver(making)
     _add_recording(making)
     making.add_argument(
         "-o", "--output", type=Path, metavar="FOLDER", required=True, help="where the files go"
@@ -54,45 +81,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     making.add_argument("--force-overwrite", action="store_true", help="replace an earlier run")
     making.add_argument("--json", action="store_true", help="write model.json to stdout")
     add_verbosity(making)
+    sweeping = actions.add_parser(
+        "sweep",
+        help="train a network under each factor, allocator and hint",
+        description=model_sweep.__doc__,
+        formatter_class=raw,
+    )
+    model_sweep.add_arguments(sweeping)
 
 
 def _add_program(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("program")
     group.add_argument("workload", metavar="WORKLOAD", help="a name that `nsan model list` shows")
     group.add_argument(
-        "--size", type=parse_size, default="64MiB", help="managed memory in all, default 64MiB"
+        "--size",
+        type=parse_size,
+        help="managed memory in all, default 64MiB; a network has its own",
     )
-    group.add_argument("--iterations", type=_count, default=1, metavar="N", help="steps, default 1")
+    group.add_argument(
+        "--iterations", type=count, metavar="N", help="steps, default 1, of a network 2"
+    )
     group.add_argument(
         "--prefetch",
         choices=("none", "ahead", "late", "back"),
-        default="none",
         help="user prefetches: before the kernel, after its launch, or before it and back to the CPU",
     )
     group.add_argument(
-        "--gpus", type=_count, metavar="N", help="GPUs; what the workload needs by default"
+        "--gpus", type=count, metavar="N", help="GPUs; what the workload needs by default"
     )
-    group.add_argument("--seed", type=int, default=1, help="all that is random follows from it")
 
 
-def _add_driver(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("machine and driver")
-    group.add_argument("--gpu", default="a100-sxm4-40gb", metavar="NAME", help="GPU profile")
-    group.add_argument("--host", default="epyc-7763", metavar="NAME", help="host profile")
+def _add_capacity(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("GPU memory")
     group.add_argument(
         "--oversubscription-factor",
         type=float,
         metavar="F",
-        help="footprint over GPU memory: 1.5 leaves two thirds of the room",
+        help="footprint over GPU memory: 1.5 leaves two thirds of the room; of a network the "
+        "footprint is the peak of its live tensors, so that allocators get the same memory",
     )
     group.add_argument("--capacity", type=parse_size, help="GPU memory for managed pages")
-    group.add_argument("--no-prefetcher", action="store_true", help="density prefetcher off")
-    group.add_argument("--prefetch-threshold", type=int, default=51, metavar="PERCENT")
-    group.add_argument("--batch-size", type=_count, default=256, metavar="N", help="default 256")
-    group.add_argument(
-        "--no-thrashing-mitigation", action="store_true", help="let pages go to and fro"
-    )
-    group.add_argument("--no-peer", action="store_true", help="GPUs copy through the CPU")
 
 
 def _add_recording(parser: argparse.ArgumentParser) -> None:
@@ -117,13 +145,6 @@ def _add_recording(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--drift", type=float, default=0.0, metavar="PPM", help="and ever more so")
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("take 1 or more")
-    return number
-
-
 def _time(text: str) -> int:
     from nsan.units import parse_time
 
@@ -138,11 +159,13 @@ def run(args: argparse.Namespace) -> int:
     _need_numba()
     if args.action == "samples":
         return _samples(args)
+    if args.action == "sweep":
+        tell_of_compiling(args)
+        return model_sweep.run(args)
     from nsan.model.making import make
 
     recipe = _recipe(args)
-    if not args.quiet and not _is_compiled():
-        complain("compiling the model, once: about half a minute")
+    tell_of_compiling(args)
     n_operations = len(recipe.program.operations)
     with _progress_bar(n_operations, args.workload, show=show_progress(args)) as tell:
         about = make(recipe, args.output, overwrite=args.force_overwrite, progress=tell)
@@ -166,40 +189,18 @@ def _need_numba() -> None:
         raise ExtraMissingError("The driver model", "numba", "model")
 
 
-def _is_compiled() -> bool:
-    from nsan.model.engine.jit import is_compiled
-
-    return is_compiled()
-
-
 def _recipe(args: argparse.Namespace) -> Recipe:
-    from nsan.model.making import Recipe, oversubscribed
+    from nsan.model.making import Recipe, oversubscribed, peak_bytes
     from nsan.model.nsys_export import ExportOptions
     from nsan.model.recording import Style
-    from nsan.model.settings import Settings
-    from nsan.model.size import Size
-    from nsan.model.workloads import workload
 
     if args.capacity is not None and args.oversubscription_factor is not None:
         msg = "--capacity and --oversubscription-factor say the same thing: give one of them."
         raise UsageError(msg)
-    chosen = workload(args.workload)
-    n_gpus = args.gpus or chosen.gpus
-    program = chosen.build(Size(args.size, args.iterations, args.prefetch, n_gpus, args.seed))
-    settings = Settings(
-        gpu=args.gpu,
-        host=args.host,
-        n_gpus=n_gpus,
-        capacity_bytes=args.capacity,
-        prefetch=not args.no_prefetcher,
-        prefetch_threshold=args.prefetch_threshold,
-        batch_size=args.batch_size,
-        thrashing=not args.no_thrashing_mitigation,
-        peer=not args.no_peer,
-        seed=args.seed,
-    )
+    settings, program, placed = _program(args)
     if args.oversubscription_factor is not None:
-        settings = oversubscribed(settings, program, args.oversubscription_factor)
+        footprint = peak_bytes(program) if placed is None else placed.peak_tensor_bytes
+        settings = oversubscribed(settings, footprint, args.oversubscription_factor)
     style = Style(args.fault_rows, args.jitter, args.lost, args.skew, args.drift, args.seed)
     options = ExportOptions(
         schema=args.schema,
@@ -209,7 +210,35 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         memory_usage=not args.no_memory_usage,
         shuffle_seed=args.seed if args.shuffle_rows else None,
     )
-    return Recipe(program, settings, style, options)
+    return Recipe(program, settings, style, options, placed)
+
+
+def _program(args: argparse.Namespace) -> tuple[Settings, Program, Placed | None]:
+    """Find the workload, and refuse options that mean nothing to it."""
+    from nsan.model.size import Size
+    from nsan.model.workloads import NETWORKS, workload
+    from nsan.model.workloads.training import trained
+
+    if args.workload in NETWORKS:
+        _refuse(args, "size", "prefetch", "gpus")
+        settings = driver_settings(args)
+        how = training(args, args.allocator or "caching", args.hint, args.iterations)
+        placed = trained(NETWORKS[args.workload], how, settings.gpu_profile)
+        return settings, placed.program, placed
+    _refuse(args, "batch", "sequence", "image", "varying", "allocator", "hint")
+    chosen = workload(args.workload)
+    n_gpus = args.gpus or chosen.gpus
+    size = Size(
+        args.size or Size.n_bytes, args.iterations or 1, args.prefetch or "none", n_gpus, args.seed
+    )
+    return driver_settings(args, n_gpus), chosen.build(size), None
+
+
+def _refuse(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(args, name):
+            msg = f"--{name} means nothing to the workload {args.workload!r}: leave it out."
+            raise UsageError(msg)
 
 
 @contextmanager
@@ -251,11 +280,17 @@ def _account(about: dict[str, Any], folder: Path) -> str:
 
 def _listing(*, as_json: bool) -> str:
     _need_numba()
+    from nsan.model.hints import HINTS
+    from nsan.model.networks.tensors import ROLES
+    from nsan.model.placing import ALLOCATORS
     from nsan.model.profiles import GPUS, HOSTS
-    from nsan.model.workloads import WORKLOADS
+    from nsan.model.workloads import NETWORKS, WORKLOADS
 
     tables = {
         "workloads": {name: item.description for name, item in WORKLOADS.items()},
+        "networks": {name: item.description for name, item in NETWORKS.items()},
+        "allocators": ALLOCATORS,
+        "hints": {**HINTS, "ROLES": " ".join(ROLES)},
         "GPUs": {name: item.description for name, item in GPUS.items()},
         "hosts": {name: f"{item.description}; {item.error}" for name, item in HOSTS.items()},
     }

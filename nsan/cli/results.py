@@ -8,7 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from nsan.cli.arguments import (
     add_filters,
@@ -31,10 +31,12 @@ from nsan.units import format_address, format_bytes, format_count, format_rate, 
 if TYPE_CHECKING:
     import polars as pl
 
+    from nsan.analysing import Source
     from nsan.analysis.catalog import Analysis
     from nsan.analysis.result import Figure
     from nsan.trace import Trace
 
+_WHAT: Final = {"trace": "capture", "snapshot": "snapshot"}
 _MOST_ROWS: Final = 20
 """Rows that people are shown unless they ask for more."""
 
@@ -114,6 +116,8 @@ def run_named(args: argparse.Namespace, name: str) -> int:
 
     analysis = find(name, own_analyses(args.plugins))
     options = parse_options(analysis, args.options)
+    if analysis.subject == "snapshot":
+        return run_on_snapshot(args, analysis, options)
     folder, manifest = store_of(located(args), progress=show_progress(args))
     try:
         trace = filtered(open_store(folder, manifest), args)
@@ -122,19 +126,49 @@ def run_named(args: argparse.Namespace, name: str) -> int:
         if isinstance(error, PolarsError) and not isinstance(error, OSError):
             raise
         raise BrokenStoreError(folder, f"a part of it cannot be read ({error})") from error
-    _write(args, analysis, found, trace, {**analysis.options, **options})
+    write_found(args, analysis, found, trace, {**analysis.options, **options})
     return um_status(args, manifest)
 
 
-def _computed(trace: Trace, analysis: Analysis, options: Mapping[str, Any]) -> pl.DataFrame:
+def run_on_snapshot(
+    args: argparse.Namespace, analysis: Analysis, options: Mapping[str, Any]
+) -> int:
+    """Run an analysis of a memory snapshot, and write what it gives.
+
+    Parameters
+    ----------
+    args : Namespace
+        Snapshot (as ``trace``), format and output.
+    analysis : Analysis
+        What to run.
+    options : mapping
+        Values for its options.
+
+    Returns
+    -------
+    int
+        Exit status.
+    """
+    from nsan.opening import open_snapshot
+
+    if is_filtered(args):
+        msg = "A snapshot has no window to choose: leave the filters out; its rows name their GPU."
+        raise UsageError(msg)
+    snapshot = open_snapshot(args.trace)
+    found = _computed(snapshot, analysis, options)
+    write_found(args, analysis, found, snapshot, {**analysis.options, **options})
+    return 0
+
+
+def _computed(source: Source, analysis: Analysis, options: Mapping[str, Any]) -> pl.DataFrame:
     """Compute a result; what goes wrong in a user's own analysis is said without a traceback."""
     from nsan.analysing import run_analysis
     from nsan.analysis.catalog import catalog
 
     if analysis.name in catalog():
-        return run_analysis(trace, analysis, options).collect()
+        return run_analysis(source, analysis, options).collect()
     try:
-        return run_analysis(trace, analysis, options).collect()
+        return run_analysis(source, analysis, options).collect()
     except NsanError:
         raise
     except Exception as error:
@@ -142,27 +176,42 @@ def _computed(trace: Trace, analysis: Analysis, options: Mapping[str, Any]) -> p
         raise AnalysisError(analysis.name, f"{type(error).__name__}: {said}") from error
 
 
-def _write(
+def write_found(
     args: argparse.Namespace,
     analysis: Analysis,
     found: pl.DataFrame,
-    trace: Trace,
+    source: Source,
     options: Mapping[str, Any],
 ) -> None:
+    """Write the result of an analysis in the format that was asked for.
+
+    Parameters
+    ----------
+    args : Namespace
+        Format and output.
+    analysis : Analysis
+        What was run.
+    found : DataFrame
+        What it gave.
+    source : Trace or Snapshot
+        On what.
+    options : mapping
+        With which options.
+    """
     from nsan.analysing import kinds_of
 
-    kinds = kinds_of(trace, analysis, found)
-    notes = _notes(args, analysis, found, trace)
+    kinds = kinds_of(source, analysis, found)
+    notes = _notes(args, analysis, found, source)
     if args.format == "json":
-        write_result(args, json_text(_document(analysis, found, trace, options, kinds)))
+        write_result(args, json_text(_document(analysis, found, source, options, kinds)))
     elif args.format == "parquet":
         facts = {f"nsan.kind.{name}": kind for name, kind in kinds.items()}
-        facts |= {"nsan.source": trace.info.source, "nsan.source_kind": trace.info.kind}
+        facts |= {"nsan.source": source.info.source, "nsan.source_kind": source.info.kind}
         shown = found.head(args.rows) if args.rows else found
         write_file(args, lambda file: shown.write_parquet(file, metadata=facts))
     elif args.format == "csv":
         shown = found.head(args.rows) if args.rows else found
-        write_result(args, csv_text(_plain(analysis, shown), found.columns))
+        write_result(args, csv_text(plain_rows(analysis, shown), found.columns))
     else:
         write_result(args, _text(args, analysis, found, notes, kinds))
         return
@@ -174,19 +223,20 @@ def _write(
 def _document(
     analysis: Analysis,
     found: pl.DataFrame,
-    trace: Trace,
+    source: Source,
     options: Mapping[str, Any],
     kinds: Mapping[str, str],
 ) -> dict[str, Any]:
     from nsan.contract import SCHEMA
 
-    info = trace.info.to_dict()
+    info = source.info.to_dict()
+    about: dict[str, Any] = {"source": info["source"], "source_kind": info["kind"]}
+    if analysis.subject == "trace":
+        about["capture"] = {kind: each["answer"] for kind, each in info["capture"].items()}
+        about["windows_ns"] = cast("Trace", source).windows
     return {
         "schema": SCHEMA,
-        "source": info["source"],
-        "source_kind": info["kind"],
-        "capture": {kind: answer["answer"] for kind, answer in info["capture"].items()},
-        "windows_ns": trace.windows,
+        **about,
         "analysis": analysis.name,
         "question": analysis.question,
         "row": analysis.result.row,
@@ -195,12 +245,12 @@ def _document(
             {"name": c.name, "unit": c.unit, "kind": kinds[c.name], "doc": c.doc}
             for c in analysis.result.columns
         ],
-        "rows": _plain(analysis, found),
+        "rows": plain_rows(analysis, found),
     }
 
 
-def _plain(analysis: Analysis, found: pl.DataFrame) -> list[dict[str, Any]]:
-    """Rows as plain values; addresses as hexadecimal text, which no reader rounds."""
+def plain_rows(analysis: Analysis, found: pl.DataFrame) -> list[dict[str, Any]]:
+    """Give rows as plain values; addresses as hexadecimal text, which no reader rounds."""
     hexed = [c.name for c in analysis.result.columns if c.unit == "byte address"]
     rows = found.to_dicts()
     for row in rows:
@@ -213,19 +263,19 @@ def _plain(analysis: Analysis, found: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _notes(
-    args: argparse.Namespace, analysis: Analysis, found: pl.DataFrame, trace: Trace
+    args: argparse.Namespace, analysis: Analysis, found: pl.DataFrame, source: Source
 ) -> list[str]:
     """Say what the figures stand on, and what they lack."""
     notes = []
     if not found.height:
         part = " in the part that was asked for" if is_filtered(args) else ""
         notes.append(f"No row{part}. {analysis.result.nothing}")
-    info = trace.info.to_dict()
+    info = source.info.to_dict()
     if info["kind"] == MODEL_KIND:
-        notes.append(f"The capture was {MODELLED}: every figure is the model's.")
+        notes.append(f"The {_WHAT[analysis.subject]} was {MODELLED}: every figure is the model's.")
     said: dict[str, dict[str, Any]] = {"switches": {}, "reasons": {}, "capture": {}}
     for kind in analysis.reads:
-        answer = info["capture"].get(kind)
+        answer = info.get("capture", {}).get(kind)
         if answer and answer["answer"] != "recorded":
             said["capture"][kind] = answer["answer"]
             said["switches"][kind], said["reasons"][kind] = answer["switch"], answer["reason"]
@@ -326,6 +376,7 @@ _WRITERS: Final[dict[str, Callable[[Any], str]]] = {
     "ns": format_time,
     "byte": format_bytes,
     "byte/s": format_rate,
+    "byte seconds": lambda value: "-" if value is None else f"{format_bytes(int(value))} s",
     "fraction": share,
     "byte address": lambda va: dash(format_address(va)),
     "id": dash,

@@ -27,11 +27,12 @@ _HEADER_BYTES: Final = 100
 _PROBE_BYTES: Final = 1 << 16
 _STEP_BYTES: Final = 256
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_SNAPSHOT: Final = "A memory snapshot of PyTorch is read by `nsan allocator FILE`."
+_PICKLE_MAGIC: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _OTHER_MAGIC: Final = {
     b"PK\x03\x04": ("a zip archive", "Unpack it first."),
     b"PAR1": ("one Parquet file", "Give nsan the folder of the whole nsys export."),
-    b"\x80\x02": ("a pickle", ""),
-    b"\x80\x04": ("a pickle", ""),
+    **dict.fromkeys(_PICKLE_MAGIC, ("a pickle", _SNAPSHOT)),
 }
 REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep")
 STREAM_SUFFIX: Final = ".qdstrm"
@@ -132,6 +133,8 @@ def _identify_file(path: Path, head: bytes) -> Kind:
     if _NVPROF_TEXT.search(text):
         return "nvprof-text"
     if head.startswith(_GZIP_MAGIC):
+        if text.startswith(_PICKLE_MAGIC):
+            raise NotAnExportError(path, "a gzipped pickle", _SNAPSHOT)
         raise NotAnExportError(path, "gzip data", "Unpack it first: `gunzip FILE`.")
     if path.suffix in _NVPROF_SUFFIXES:
         raise NotAnExportError(

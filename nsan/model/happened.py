@@ -99,6 +99,8 @@ class Happened:
         Kernels, copies and fills with their GPU, in the order in which they began.
     calls, lives, regions : list
         API calls, allocations, NVTX ranges and marks.
+    operation_ns : list of int
+        When the host was done with each operation of the program.
     end_ns : int
         When all was done.
     """
@@ -108,4 +110,5 @@ class Happened:
     calls: list[Call] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
     regions: list[Region] = field(default_factory=list)
+    operation_ns: list[int] = field(default_factory=list)
     end_ns: int = 0

@@ -88,7 +88,7 @@ class Layout:
         Size of the memory that holds all places.
     """
 
-    def __init__(self, operations: Sequence[Operation], *, descending: bool = False) -> None:
+    def __init__(self, operations: Sequence[Operation] = (), *, descending: bool = False) -> None:
         self._space = _Space(descending)
         self._users: dict[int, set[str]] = {}
         self._runs: dict[str, tuple[int, int]] = {}
@@ -97,15 +97,23 @@ class Layout:
         self.places: list[Place] = []
         self.freed: list[tuple[int, int]] = []
         for operation in operations:
-            if isinstance(operation, Allocate):
-                self._allocate(operation)
-            elif isinstance(operation, DeviceAllocate):
-                self._device.add(operation.name)
-            elif isinstance(operation, Free) and operation.name in self._device:
-                self._device.discard(operation.name)
-            elif isinstance(operation, Free):
-                self._free(operation.name)
+            self.add(operation)
         self._normalise()
+
+    def add(self, operation: Operation) -> None:
+        """Take one more operation into account; what is neither allocation nor free changes nothing.
+
+        A layout that grows upwards gives final places at once; one that grows downwards only when it
+        is made of all its operations.
+        """
+        if isinstance(operation, Allocate):
+            self._allocate(operation)
+        elif isinstance(operation, DeviceAllocate):
+            self._device.add(operation.name)
+        elif isinstance(operation, Free) and operation.name in self._device:
+            self._device.discard(operation.name)
+        elif isinstance(operation, Free):
+            self._free(operation.name)
 
     def _allocate(self, operation: Allocate) -> None:
         if operation.n_bytes <= 0:

@@ -122,6 +122,7 @@ class _Host:
                 raise ProgramError(f"{operation!r} is no operation", "See nsan.model.program")
             handlers[type(operation)](operation)
             self._done[0] += 1
+            self._happened.operation_ns.append(self._now)
         self._streams.finish()
         self._happened.end_ns = max(self._now, self._streams.free_at)
         for region in self._open:
@@ -198,7 +199,7 @@ class _Host:
         self._streams.free_pages((first // size, last // size), self._now)
 
     def _advise(self, operation: Advise) -> None:
-        first, last = self._pages(operation.allocation, 0, None)
+        first, last = self._pages(operation.allocation, operation.offset_bytes, operation.n_bytes)
         self._call("cudaMemAdvise_v8000", self._spend(_CALL_NS))
         self._streams.catch_up(self._now)
         memory = self._streams.state.memory
@@ -280,9 +281,12 @@ class _Host:
         self._streams.add(gpu, work, [self._place(s.allocation) for s in kernel.streams])
 
     def _copy(self, operation: Copy) -> None:
-        n_bytes = self._size(operation.allocation, operation.n_bytes)
+        n_bytes = self._size(operation.allocation, operation.n_bytes, operation.offset_bytes)
         stream = Stream(
-            allocation=operation.allocation, write=operation.to_managed, n_bytes=n_bytes
+            allocation=operation.allocation,
+            write=operation.to_managed,
+            offset_bytes=operation.offset_bytes,
+            n_bytes=n_bytes,
         )
         kind = 1 if operation.to_managed else 2
         self._engine_work(COPY, "cudaMemcpy_v3020", operation.device, stream, kind)
@@ -339,10 +343,10 @@ class _Host:
             )
         return self._live[name][0]
 
-    def _size(self, name: str, n_bytes: int | None) -> int:
-        """Give how much of an allocation is meant: all of it if nothing is said."""
-        first, last = self._pages(name, 0, n_bytes)
-        return self._place(name).n_bytes if n_bytes is None or last <= first else n_bytes
+    def _size(self, name: str, n_bytes: int | None, offset: int = 0) -> int:
+        """Give how much of an allocation is meant: all that follows if nothing is said."""
+        self._pages(name, offset, n_bytes)  # refuses what goes past it
+        return self._place(name).n_bytes - offset if n_bytes is None else n_bytes
 
     def _pages(self, name: str, offset: int, n_bytes: int | None) -> tuple[int, int]:
         """Give the half-open range of pages of a part of an allocation."""

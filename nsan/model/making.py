@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,8 +17,12 @@ import polars as pl
 import nsan
 from nsan.errors import OutputExistsError, OutputWriteError, PlaceTakenError, ProgramError
 from nsan.io.tidy import scratch_beside, undisturbed
+from nsan.io.torch_snapshot import write_snapshot
+from nsan.model.allocator_history import snapshot_frames
+from nsan.model.figures import figures
 from nsan.model.machine import Progress, run
 from nsan.model.nsys_export import DEFAULT_OPTIONS, ExportOptions, Machine, write_export
+from nsan.model.placing import Placed
 from nsan.model.program import Allocate, Program
 from nsan.model.recording import PLAIN, Style, record
 from nsan.model.settings import DEFAULT_SETTINGS, Settings
@@ -25,6 +30,7 @@ from nsan.model.truth import TRUTH_TABLES, truth
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
 TRUTH: Final = "truth"
+SNAPSHOT: Final = "snapshot.pickle"
 ABOUT: Final = "model.json"
 
 
@@ -42,12 +48,20 @@ class Recipe:
         How the profiler writes its rows.
     options : ExportOptions
         Schema, switches and order of the export.
+    placed : Placed, optional
+        Where the program is a tensor program under an allocator: gives the run a memory snapshot.
     """
 
     program: Program
     settings: Settings = DEFAULT_SETTINGS
     style: Style = PLAIN
     options: ExportOptions = DEFAULT_OPTIONS
+    placed: Placed | None = None
+
+    def digest(self) -> str:
+        """Give a SHA-256 of all that decides the trace: equal recipes, equal files."""
+        parts = (self.program, self.settings, self.style, self.options)
+        return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 
 def peak_bytes(program: Program) -> int:
@@ -63,15 +77,16 @@ def peak_bytes(program: Program) -> int:
     return peak
 
 
-def oversubscribed(settings: Settings, program: Program, factor: float) -> Settings:
-    """Give each GPU so little memory that the program oversubscribes it by a factor.
+def oversubscribed(settings: Settings, footprint_bytes: int, factor: float) -> Settings:
+    """Give each GPU so little memory that a footprint oversubscribes it by a factor.
 
     Parameters
     ----------
     settings : Settings
         The machine.
-    program : Program
-        Its peak of managed bytes is what counts.
+    footprint_bytes : int
+        What the program needs at one time: :func:`peak_bytes`, or the peak of its live tensors, which
+        does not depend on the allocator.
     factor : float
         Footprint over capacity (F1 of ``domain.md`` A.4): 1.5 leaves two thirds of the room needed.
 
@@ -82,7 +97,7 @@ def oversubscribed(settings: Settings, program: Program, factor: float) -> Setti
     """
     if not 0 < factor < float("inf"):
         raise ProgramError(f"An oversubscription factor of {factor}", "Take one above 0, as 1.5")
-    chunks = max(int(peak_bytes(program) / factor) // VA_BLOCK_BYTES, 1)
+    chunks = max(int(footprint_bytes / factor) // VA_BLOCK_BYTES, 1)
     chunks = min(chunks, settings.capacity_chunks)
     return replace(settings, capacity_bytes=chunks * VA_BLOCK_BYTES)
 
@@ -102,8 +117,8 @@ def make(
     recipe : Recipe
         What to run and how to write it.
     folder : Path or str
-        Gets ``FOLDER.sqlite``, ``truth/*.parquet`` and ``model.json``; it gets its name when all is
-        written.
+        Gets ``FOLDER.sqlite``, ``truth/*.parquet``, ``model.json`` and, of a tensor program,
+        ``snapshot.pickle``; it gets its name when all is written.
     overwrite : bool, default False
         Replace a folder that such a run made.
     progress : callable, optional
@@ -137,7 +152,11 @@ def make(
             written = pool.submit(_write_truth, scratch / TRUTH, truth(happened, settings, plain))
             write_export(scratch / export_name(folder), tables, machine, recipe.options)
             facts = written.result()
-        about = _about(recipe, tables, facts)
+        about = {**_about(recipe, tables, facts), "figures": figures(plain, happened.end_ns)}
+        if recipe.placed is not None:
+            about["allocator"] = _allocator_facts(recipe.placed)
+            frames = snapshot_frames(recipe.placed.history, happened.operation_ns)
+            write_snapshot(scratch / SNAPSHOT, frames, model={"nsan": nsan.__version__})
         (scratch / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return about
 
@@ -155,6 +174,14 @@ def _note(settings: Settings) -> str:
     return f"model of nsan {nsan.__version__}, host {settings.host}"
 
 
+def _allocator_facts(placed: Placed) -> dict[str, Any]:
+    return {
+        "kind": placed.history.allocator,
+        "peak_tensor_bytes": placed.peak_tensor_bytes,
+        "history_entries": len(placed.history.entries),
+    }
+
+
 def _about(
     recipe: Recipe, tables: Mapping[str, pl.DataFrame], facts: Mapping[str, int]
 ) -> dict[str, Any]:
@@ -163,6 +190,7 @@ def _about(
     return {
         "kind": "modelled",
         "nsan": nsan.__version__,
+        "recipe_sha256": recipe.digest(),
         "program": recipe.program.name,
         "n_operations": len(recipe.program.operations),
         "peak_managed_bytes": peak_bytes(recipe.program),
@@ -201,7 +229,7 @@ def _is_ours(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     whole = isinstance(about, dict) and about.get("kind") == "modelled" and "nsan" in about
-    ours = {ABOUT, TRUTH} | {name for name in found if name.endswith(".sqlite")}
+    ours = {ABOUT, TRUTH, SNAPSHOT} | {name for name in found if name.endswith(".sqlite")}
     return whole and found <= ours and truths <= {f"{table}.parquet" for table in TRUTH_TABLES}
 
 

@@ -91,11 +91,15 @@ class Advise:
         "read_mostly", "preferred_location" or "accessed_by"; with "unset_" before to take it back.
     device : int, default 0
         A GPU, or ``CPU``; means nothing to read_mostly.
+    offset_bytes, n_bytes : int
+        The part; by default all of it.
     """
 
     allocation: str
     advice: str
     device: int = 0
+    offset_bytes: int = 0
+    n_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -145,13 +149,14 @@ class Copy:
         Writes it; else reads it.
     device : int, default 0
         Device whose copy engine works.
-    n_bytes : int, optional
-        By default all of it.
+    offset_bytes, n_bytes : int
+        The part; by default all of it.
     """
 
     allocation: str
     to_managed: bool = True
     device: int = 0
+    offset_bytes: int = 0
     n_bytes: int | None = None
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import polars as pl
 
 from nsan.io.sqlite_file import CellType, SqliteFile
-from nsan.model.making import Recipe, make, oversubscribed
+from nsan.model.making import Recipe, make, oversubscribed, peak_bytes
 from nsan.model.settings import Settings
 from nsan.model.size import Size
 from nsan.model.workloads import workload
@@ -39,7 +39,7 @@ class Sample:
         program = workload(self.workload).build(self.size)
         settings = Settings(n_gpus=self.size.n_gpus, seed=self.size.seed)
         if self.factor is not None:
-            settings = oversubscribed(settings, program, self.factor)
+            settings = oversubscribed(settings, peak_bytes(program), self.factor)
         return Recipe(program, settings)
 
     def command(self, name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
 from nsan.model.engine import state as st
@@ -225,9 +226,11 @@ def _allocation_counts(happened: Happened, migrations: pl.DataFrame) -> pl.DataF
             "pid": pl.UInt32,
         },
     )
+    moved = _Moved(migrations)
     counts = pl.DataFrame(
-        [_counts_of(life, migrations.sort("va")) for life in lives.iter_rows(named=True)],
+        [moved.within(life) for life in lives.iter_rows(named=True)],
         schema=dict.fromkeys(_COUNTS, pl.Int64),
+        orient="row",
     )
     return pl.concat([lives, counts], how="horizontal")
 
@@ -235,30 +238,28 @@ def _allocation_counts(happened: Happened, migrations: pl.DataFrame) -> pl.DataF
 _COUNTS: Final = ("bytes_in", "bytes_out", "bytes_between", "evicted_bytes", "n_migrations")
 
 
-def _counts_of(life: dict[str, Any], by_va: pl.DataFrame) -> dict[str, int]:
-    """Count what moved of one allocation; a run is no longer than a VA block."""
-    first, last = life["va"], life["va"] + life["bytes"]
-    low = by_va["va"].search_sorted(max(first - uvm.VA_BLOCK_BYTES, 0))
-    high = by_va["va"].search_sorted(last)
-    end = pl.col("va").cast(pl.Int64) + pl.col("bytes")
-    alive = pl.col("start_ns") >= life["alloc_ns"]
-    if life["free_ns"] is not None:
-        alive &= pl.col("start_ns") < life["free_ns"]
-    met = by_va[low:high].filter(end > first, alive)
-    within = met.select(
-        "direction",
-        "cause",
-        n=pl.min_horizontal(end, last) - pl.max_horizontal(pl.col("va").cast(pl.Int64), first),
-    )
-    moved = {
-        d: int(within.filter(pl.col("direction") == d)["n"].sum()) for d in ("htod", "dtoh", "dtod")
-    }
-    evicted = int(within.filter(pl.col("cause") == "eviction")["n"].sum())
-    return dict(
-        zip(
-            _COUNTS, (moved["htod"], moved["dtoh"], moved["dtod"], evicted, met.height), strict=True
-        )
-    )
+class _Moved:
+    """Migrations as arrays by address: a program without caching has thousands of allocations."""
+
+    def __init__(self, migrations: pl.DataFrame) -> None:
+        ordered = migrations.sort("va")
+        self._first = ordered["va"].to_numpy().astype(np.int64)
+        self._last = self._first + ordered["bytes"].to_numpy()
+        self._start_ns = ordered["start_ns"].to_numpy()
+        direction = ordered["direction"].cast(pl.String)
+        self._which = [(direction == each).to_numpy() for each in ("htod", "dtoh", "dtod")]
+        self._which.append((ordered["cause"].cast(pl.String) == "eviction").to_numpy())
+
+    def within(self, life: dict[str, Any]) -> tuple[int, ...]:
+        """Count what moved of one allocation while it lived; a run is no longer than a VA block."""
+        first, last = life["va"], life["va"] + life["bytes"]
+        low, high = np.searchsorted(self._first, (first - uvm.VA_BLOCK_BYTES, last))
+        part = slice(low, high)
+        freed = np.iinfo(np.int64).max if life["free_ns"] is None else life["free_ns"]
+        time = self._start_ns[part]
+        met = (self._last[part] > first) & (time >= life["alloc_ns"]) & (time < freed)
+        n = np.minimum(self._last[part], last) - np.maximum(self._first[part], first)
+        return (*(int(n[met & which[part]].sum()) for which in self._which), int(met.sum()))
 
 
 def _refaults(happened: Happened, settings: Settings) -> pl.DataFrame:

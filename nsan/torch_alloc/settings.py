@@ -107,24 +107,33 @@ class AllocatorSettings:
         Returns
         -------
         AllocatorSettings
-            What is not named has PyTorch's default.
+            What is not named, or is no number, has PyTorch's default.
         """
-        split = int(values.get("max_split_size", "-1"))
+        split = int(_number(values, "max_split_size", -1))
         divisions = tuple(
-            int(values.get(f"roundup_power2_divisions.{1 << i}", "0")) for i in range(N_DIVISIONS)
+            int(_number(values, f"roundup_power2_divisions.{1 << i}", 0))
+            for i in range(N_DIVISIONS)
         )
         return cls(
             max_split_bytes=split if split > 0 else None,
             roundup_power2_divisions=divisions,
-            garbage_collection_threshold=float(values.get("garbage_collection_threshold", "0")),
+            garbage_collection_threshold=_number(values, "garbage_collection_threshold", 0),
             expandable_segments=values.get("expandable_segments", "False") == "True",
             tie_break=_tie_break(values),
         )
 
 
+def _number(values: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        return float(values[name])
+    except (KeyError, ValueError, TypeError):
+        return default
+
+
 def _tie_break(values: Mapping[str, str]) -> TieBreak:
-    major, _, minor = values.get("torch_version", "2.0").partition(".")
-    return tie_break_of((int(major), int(minor)))
+    major, _, minor = (values.get("torch_version") or "2.0").partition(".")
+    known = major.isdecimal() and minor.isdecimal()
+    return tie_break_of((int(major), int(minor)) if known else (2, 0))
 
 
 DEFAULT_SETTINGS: Final = AllocatorSettings()

@@ -101,7 +101,7 @@ NOT_EXPORTS = {
     "report": ("a.nsys-rep", b"\x00\x01report" * 99, "is not an nsys report", "nsys profile"),
     "old report": ("a.qdrep", b"\x00\x01report" * 99, "is not an nsys report", "nsys profile"),
     "parquet": ("a.parquet", b"PAR1" + bytes(99), "one Parquet file", "folder of the whole"),
-    "pickle": ("a.pickle", b"\x80\x04" + bytes(99), "a pickle", "nsys export"),
+    "pickle": ("a.pickle", b"\x80\x04" + bytes(99), "a pickle", "nsan allocator FILE"),
 }
 
 

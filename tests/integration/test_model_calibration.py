@@ -33,7 +33,9 @@ from benchmarks.calibration import (
 from nsan.model.program import Allocate, Copy, HostTouch, Program
 from nsan.model.recording import BASE_VA
 from nsan.model.settings import Settings
-from nsan.model.workloads import Size, vector_add, workload
+from nsan.model.size import Size
+from nsan.model.workloads import workload
+from nsan.model.workloads.patterns import vector_add
 from nsan.uvm.constants import VA_BLOCK_BYTES
 from nsan.uvm.prefetch import choose_leaves
 

@@ -24,7 +24,7 @@ from nsan.analysis.loss.masks import (
     whole_leaves,
 )
 from nsan.model.machine import run
-from nsan.model.making import oversubscribed
+from nsan.model.making import oversubscribed, peak_bytes
 from nsan.model.recording import QUEUE_ROWS, Style, record
 from nsan.model.samples import SAMPLES
 from nsan.model.settings import Settings
@@ -353,7 +353,7 @@ def modelled(name, n_bytes, steps=1, factor=None, style=None):
     program = WORKLOADS[name].build(Size(n_bytes, iterations=steps, n_gpus=WORKLOADS[name].gpus))
     settings = Settings(n_gpus=WORKLOADS[name].gpus)
     if factor:
-        settings = oversubscribed(settings, program, factor)
+        settings = oversubscribed(settings, peak_bytes(program), factor)
     return record(run(program, settings), settings, name, *([style] if style else []))
 
 

@@ -23,7 +23,7 @@ from nsan.analysis.driver.batches import BATCHES, batches, with_batch_id
 from nsan.analysis.driver.fault_rows import fault_row_checks
 from nsan.analysis.driver.pushes import with_push_id
 from nsan.model.machine import run
-from nsan.model.making import oversubscribed
+from nsan.model.making import oversubscribed, peak_bytes
 from nsan.model.profiles import HOSTS
 from nsan.model.recording import record
 from nsan.model.samples import SAMPLES
@@ -640,7 +640,7 @@ def test_without_fault_rows_other_hosts_and_little_memory_are_told_nearly_as_wel
         program = workload(name).build(Size(16 * MIB, iterations=2))
         machine = Settings(host=host, seed=7)
         if factor:
-            machine = oversubscribed(machine, program, factor)
+            machine = oversubscribed(machine, peak_bytes(program), factor)
         happened = run(program, machine)
         total += score(happened, machine, record(happened, machine, name))
     assert total["wanted"] >= 500

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from allocator_snapshots import random_snapshot
 from polars.testing import assert_frame_equal
 
 import nsan
@@ -15,10 +16,12 @@ from nsan.analysis import catalog as cat
 from nsan.analysis.result import KINDS, Result, derived
 from nsan.errors import AnalysisError, UsageError
 from nsan.schema import TABLES
+from nsan.torch_alloc.tables import SNAPSHOT_TABLES
 
 ROOT = Path(nsan.__file__).parent.parent
 CATALOG = cat.catalog()
 NAMES = list(CATALOG)
+ALL_TABLES = {**TABLES, **SNAPSHOT_TABLES}
 SAMPLES = {
     name: ROOT / "sample_data" / "model" / name / f"{name}.sqlite"
     for name in ("oversubscribed_sweep", "ping_pong", "two_gpus", "user_prefetch")
@@ -29,6 +32,7 @@ UNITS = {
 }
 COUNTED = {
     *("rows", "batches", "pushes", "pages", "faults", "copies", "VA blocks", "kernels", "moves"),
+    *("segments", "blocks", "tensors", "entries"),
 }
 
 
@@ -38,13 +42,20 @@ def tables(sample, cache_dir):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NSAN_CACHE_DIR", cache_dir)
         trace = nsan.open_trace(SAMPLES[sample])
-        return {name: getattr(trace, name).collect() for name in TABLES}
+        return {
+            **{name: getattr(trace, name).collect() for name in TABLES},
+            **random_snapshot(seed=len(sample)),
+        }
 
 
 @pytest.fixture(scope="module")
 def of_sample(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("catalog"))
     return lambda sample: tables(sample, folder)
+
+
+def of_snapshot(found):
+    return found.subject == "snapshot"
 
 
 def run(name, frames):
@@ -72,7 +83,7 @@ def test_an_analysis_says_what_it_answers_and_what_each_column_is(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_gives_nothing_of_the_same_columns(name):
-    found = run(name, {table: each.empty().collect() for table, each in TABLES.items()})
+    found = run(name, {table: each.empty().collect() for table, each in ALL_TABLES.items()})
     assert found.schema == CATALOG[name].result.schema
     assert found.is_empty()
 
@@ -82,7 +93,7 @@ def test_nothing_is_computed_before_it_is_collected(name):
     def never():
         raise AssertionError("computed too early")
 
-    frames = {table: pl.defer(never, schema=each.schema) for table, each in TABLES.items()}
+    frames = {table: pl.defer(never, schema=each.schema) for table, each in ALL_TABLES.items()}
     assert isinstance(CATALOG[name].run(frames), pl.LazyFrame)
 
 
@@ -106,7 +117,7 @@ def test_broken_sizes_and_places_neither_stop_an_analysis_nor_fill_the_memory(na
     second = pl.int_range(pl.len()) % 500 == 7
     huge = pl.when(first).then(1 << 46).otherwise("bytes").alias("bytes")
     high = pl.when(second).then(pl.lit((1 << 64) - 4096, pl.UInt64)).otherwise("va").alias("va")
-    for table in ("migrations", "allocations"):
+    for table in ("migrations", "allocations", "segments", "blocks", "allocator_events"):
         frames[table] = frames[table].with_columns(huge, high)
     for table in ("gpu_faults", "cpu_faults"):
         frames[table] = frames[table].with_columns(high)
@@ -146,6 +157,21 @@ def test_a_second_process_changes_nothing_for_the_first(name, sample, of_sample)
     ]
     mine = beside.filter(pl.col("pid").is_in(pids)).drop(*numbers, *shares)
     assert_frame_equal(rows_of(mine), rows_of(alone.drop(*numbers, *shares)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in NAMES if "device_id" in CATALOG[n].result.schema and of_snapshot(CATALOG[n])],
+)
+def test_a_second_gpu_changes_nothing_for_the_first(name, of_sample):
+    frames = {table: of_sample("vector_add")[table] for table in SNAPSHOT_TABLES}
+    first = {
+        table: frame.filter(pl.col("device_id") == 0) if "device_id" in frame.columns else frame
+        for table, frame in frames.items()
+    }
+    both = run(name, frames).filter(pl.col("device_id") == 0)
+    assert both.height
+    assert_frame_equal(rows_of(both), rows_of(run(name, first)))
 
 
 def test_each_function_of_the_catalogue_is_listed_once():

@@ -1,14 +1,9 @@
-"""Programs by name: what users pick on the command line, and what sample_data is made of.
-
-A workload turns a few sizes into a program; the driver and the machine are set apart from it
-(:class:`nsan.model.settings.Settings`).
-"""
+"""Small programs, one per access pattern or habit: what tutorials, benchmarks and sample_data show."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from nsan.errors import UnknownNameError
 from nsan.model.access import Broadcast, Chase, Matrix, Random, Stencil, Stream, Strided, Zipf
 from nsan.model.program import (
     CPU,
@@ -353,58 +348,40 @@ def _hotspot(size: Size) -> Program:
     return hotspot(n, host_delay_ns=1_000_000)
 
 
-WORKLOADS: Final[dict[str, Workload]] = {
-    workload.name: workload
-    for workload in (
-        Workload(
-            "stream", "vector add by many thread blocks over two arrays", _stream, has_steps=False
-        ),
-        Workload(
-            "tutorial",
-            "vector add by one thread block: 2 faults in each batch",
-            _tutorial,
-            has_steps=False,
-        ),
-        Workload("stride", "one access to every other page", _strided),
-        Workload("random", "gather of random elements", _random),
-        Workload("zipf", "gather of embedding rows, few of them often", _zipf),
-        Workload(
-            "hotspot",
-            "stencil; the host reads the result beside the kernel",
-            _hotspot,
-            has_steps=False,
-            has_prefetch=False,
-        ),
-        Workload("matmul", "tiled matrix product", _matmul),
-        Workload("chase", "pointer chases: dependent faults, one at a time", _chase),
-        Workload("broadcast", "all thread blocks read the same bytes", _broadcast),
-        Workload(
-            "first-touch",
-            "an array that the GPU touches first",
-            _first_touch,
-            has_steps=False,
-            has_prefetch=False,
-        ),
-        Workload(
-            "ping-pong", "the host polls what a kernel writes", _ping_pong, has_prefetch=False
-        ),
-        Workload("sweep", "steps over one array, for oversubscription", _sweep),
-        Workload("advice", "read-mostly, preferred location, accessed-by, and none", _advice),
-        Workload("two-gpus", "GPUs take turns on one array", _two_gpus, has_prefetch=False, gpus=2),
-        Workload("churn", "allocate and free in every step", _churn, has_prefetch=False),
-    )
-}
-"""Workloads by name."""
-
-
-def workload(name: str) -> Workload:
-    """Find a workload by name.
-
-    Raises
-    ------
-    UnknownNameError
-        If there is none of that name; the error lists those there are.
-    """
-    if name not in WORKLOADS:
-        raise UnknownNameError("workload", name, sorted(WORKLOADS))
-    return WORKLOADS[name]
+PATTERNS: Final = (
+    Workload(
+        "stream", "vector add by many thread blocks over two arrays", _stream, has_steps=False
+    ),
+    Workload(
+        "tutorial",
+        "vector add by one thread block: 2 faults in each batch",
+        _tutorial,
+        has_steps=False,
+    ),
+    Workload("stride", "one access to every other page", _strided),
+    Workload("random", "gather of random elements", _random),
+    Workload("zipf", "gather of embedding rows, few of them often", _zipf),
+    Workload(
+        "hotspot",
+        "stencil; the host reads the result beside the kernel",
+        _hotspot,
+        has_steps=False,
+        has_prefetch=False,
+    ),
+    Workload("matmul", "tiled matrix product", _matmul),
+    Workload("chase", "pointer chases: dependent faults, one at a time", _chase),
+    Workload("broadcast", "all thread blocks read the same bytes", _broadcast),
+    Workload(
+        "first-touch",
+        "an array that the GPU touches first",
+        _first_touch,
+        has_steps=False,
+        has_prefetch=False,
+    ),
+    Workload("ping-pong", "the host polls what a kernel writes", _ping_pong, has_prefetch=False),
+    Workload("sweep", "steps over one array, for oversubscription", _sweep),
+    Workload("advice", "read-mostly, preferred location, accessed-by, and none", _advice),
+    Workload("two-gpus", "GPUs take turns on one array", _two_gpus, has_prefetch=False, gpus=2),
+    Workload("churn", "allocate and free in every step", _churn, has_prefetch=False),
+)
+"""One workload per access pattern, or habit of programs."""

@@ -1,0 +1,1 @@
+"""What a memory snapshot of PyTorch's caching allocator says: state, history, fragmentation, tensors."""
