@@ -60,18 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run", help="run a workload and write its trace", description=__doc__, formatter_class=raw
     )
     _add_program(making)
-    add_training(making)
-    making.add_argument(
-        "--hint",
-        action="append",
-        default=[],
-        metavar="KIND[:ROLES]",
-        help="prefetches or advice for tensors of a network, as prefetch:parameter+optimizer; "
-        "repeatable; kinds and roles: `nsan model list`",
-    )
-    making.add_argument(
-        "--allocator", choices=("raw", "caching"), help="for the tensors of a network"
-    )
+    _add_network(making)
     _add_capacity(making)
     add_driver(making)
     _add_recording(making)
@@ -108,6 +97,19 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--gpus", type=count, metavar="N", help="GPUs; what the workload needs by default"
+    )
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    group = add_training(parser)
+    group.add_argument("--allocator", choices=("raw", "caching"), help="default caching")
+    group.add_argument(
+        "--hint",
+        action="append",
+        default=[],
+        metavar="KIND[:ROLES]",
+        help="prefetches or advice for tensors, as prefetch:parameter+optimizer; repeatable; kinds and "
+        "roles: `nsan model list`",
     )
 
 
@@ -260,20 +262,27 @@ def _progress_bar(total: int, name: str, *, show: bool) -> Iterator[Callable[[in
 
 def _account(about: dict[str, Any], folder: Path) -> str:
     """Say what was made."""
-    from nsan.model.making import export_name
+    from nsan.model.making import SNAPSHOT, export_name
 
     rows = about["rows"]
     facts = about["truth"]
+    allocator = about.get("allocator")
+    tensors = of_tensors = ""
+    if allocator:
+        tensors = f"{format_bytes(allocator['peak_tensor_bytes'])} of tensors, "
+        of_tensors = f", of the tensors {allocator['tensor_oversubscription_factor']:.2f}"
     lines = [
         f"modelled: {about['program']} on {about['profiles']['gpu']['description']}",
-        f"  {format_bytes(about['peak_managed_bytes'])} managed, "
-        f"{format_bytes(about['capacity_bytes'])} of GPU memory for it",
+        f"  {tensors}{format_bytes(about['peak_managed_bytes'])} managed, "
+        f"{format_bytes(about['capacity_bytes'])} of GPU memory for it: "
+        f"oversubscription factor {about['oversubscription_factor']:.2f}{of_tensors}",
         f"  {format_count(rows.get('gpu_faults', 0))} GPU fault rows, "
         f"{format_count(rows.get('migrations', 0))} migrations, "
         f"{format_count(facts['evictions']['rows'])} evictions, "
         f"{format_count(facts['refaults']['rows'])} refaults",
         f"  times: host {about['settings']['host']}, {about['profiles']['host']['error']}",
         f"{folder / export_name(folder)}",
+        *([f"{folder / SNAPSHOT}"] if allocator else []),
     ]
     return "\n".join(lines) + "\n"
 

@@ -21,8 +21,8 @@ def count(text: str) -> int:
     return number
 
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add how a network is trained."""
+def add_training(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add how a network is trained; give the group of these options."""
     group = parser.add_argument_group("training of a network")
     group.add_argument("--batch", type=count, metavar="N", help="samples in a step")
     group.add_argument("--sequence", type=count, metavar="N", help="tokens in a sample")
@@ -30,7 +30,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--varying", action="store_true", help="batch or sequence changes from step to step"
     )
-    group.add_argument("--seed", type=int, default=1, help="all that is random follows from it")
+    return group
 
 
 def add_driver(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +38,7 @@ def add_driver(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine and driver")
     group.add_argument("--gpu", default="a100-sxm4-40gb", metavar="NAME", help="GPU profile")
     group.add_argument("--host", default="epyc-7763", metavar="NAME", help="host profile")
+    group.add_argument("--seed", type=int, default=1, help="all that is random follows from it")
     group.add_argument("--no-prefetcher", action="store_true", help="density prefetcher off")
     group.add_argument("--prefetch-threshold", type=int, default=51, metavar="PERCENT")
     group.add_argument("--batch-size", type=count, default=256, metavar="N", help="default 256")

@@ -154,7 +154,7 @@ def make(
             facts = written.result()
         about = {**_about(recipe, tables, facts), "figures": figures(plain, happened.end_ns)}
         if recipe.placed is not None:
-            about["allocator"] = _allocator_facts(recipe.placed)
+            about["allocator"] = _allocator_facts(recipe.placed, about["capacity_bytes"])
             frames = snapshot_frames(recipe.placed.history, happened.operation_ns)
             write_snapshot(scratch / SNAPSHOT, frames, model={"nsan": nsan.__version__})
         (scratch / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -174,10 +174,11 @@ def _note(settings: Settings) -> str:
     return f"model of nsan {nsan.__version__}, host {settings.host}"
 
 
-def _allocator_facts(placed: Placed) -> dict[str, Any]:
+def _allocator_facts(placed: Placed, capacity_bytes: int) -> dict[str, Any]:
     return {
         "kind": placed.history.allocator,
         "peak_tensor_bytes": placed.peak_tensor_bytes,
+        "tensor_oversubscription_factor": placed.peak_tensor_bytes / capacity_bytes,
         "history_entries": len(placed.history.entries),
     }
 
@@ -187,14 +188,16 @@ def _about(
 ) -> dict[str, Any]:
     settings = recipe.settings
     host, gpu = settings.host_profile, settings.gpu_profile
+    managed, capacity = peak_bytes(recipe.program), settings.capacity_chunks * VA_BLOCK_BYTES
     return {
         "kind": "modelled",
         "nsan": nsan.__version__,
         "recipe_sha256": recipe.digest(),
         "program": recipe.program.name,
         "n_operations": len(recipe.program.operations),
-        "peak_managed_bytes": peak_bytes(recipe.program),
-        "capacity_bytes": settings.capacity_chunks * VA_BLOCK_BYTES,
+        "peak_managed_bytes": managed,
+        "capacity_bytes": capacity,
+        "oversubscription_factor": managed / capacity,
         "settings": asdict(settings),
         "profiles": {
             "host": {"description": host.description, "source": host.source, "error": host.error},

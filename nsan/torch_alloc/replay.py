@@ -3,6 +3,11 @@
 The rules of :mod:`nsan.torch_alloc.machine` predict the address of every allocation and every new segment;
 what was recorded is compared with it and wins where they differ. Addresses of segments, the moments when
 pending frees complete and what is released are taken from the history (``allocator.md`` 8).
+
+Two things cannot be told of what is older than the history. The order of age among its blocks and segments, which
+the tie-breaks from 2.12 on go by, is taken to be that of the addresses. A large block that was handed out whole
+because too little (at most 1 MiB) would have remained counts without this rest if the free block behind it has
+grown since and the block is freed in the history.
 """
 
 from __future__ import annotations
@@ -69,7 +74,9 @@ class Replay:
         One row per allocation, those from before the history first, then in its order: ``device_id``,
         ``va``, ``block_bytes``, ``requested_bytes``, ``stream``, ``pool``, ``segment_va``,
         ``segment_bytes``, ``alloc_sequence`` (null: before the history), ``free_requested_sequence``,
-        ``free_completed_sequence`` (null: still held), ``alloc_us``, ``free_us``, ``stack_id``.
+        ``free_completed_sequence`` (null: still held), ``alloc_us``, ``free_us``, ``stack_id``. A free
+        that was pending before the history has only a completion. The segment of an expandable one is
+        its whole reservation, as in ``segments``.
     segments : DataFrame
         One row per segment that ever was: ``va``, ``bytes`` (if expandable, the most that was mapped),
         ``stream``, ``pool``, ``size_class``, ``alloc_sequence``, ``free_sequence``.
@@ -190,7 +197,8 @@ def state_at(
     -------
     DataFrame
         One row per block, by address: ``va``, ``bytes``, ``requested_bytes`` (0 where inactive), ``state``,
-        ``segment_va``, ``segment_bytes``, ``pool``, ``stream``. The blocks of a segment fill it.
+        ``segment_va``, ``segment_bytes``, ``pool``, ``stream``. The blocks of a segment fill it; of an
+        expandable one each mapped range is a segment, as in a snapshot.
     """
     run = _run(segments, blocks, events, settings, stop_at=-1 if sequence is None else sequence)
     machine = run.follower.machine

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from allocator_snapshots import random_snapshot
 from polars.testing import assert_frame_equal
 
 import nsan
@@ -29,6 +30,7 @@ from nsan.analysis.allocator.utilization import allocator_utilization
 from nsan.analysis.allocator.va_blocks import shared_va_blocks
 from nsan.errors import UsageError
 from nsan.torch_alloc.replay import state_at
+from nsan.torch_alloc.settings import AllocatorSettings
 from nsan.torch_alloc.tables import SNAPSHOT_TABLES
 
 FOLDER = Path(nsan.__file__).parent.parent / "sample_data" / "snapshots"
@@ -998,3 +1000,26 @@ def test_without_times_lives_are_counted_in_entries():
     assert row["mean_utilization_fraction"] is None
     assert row["peak_active_ns"] is None
     assert row["utilization_fraction"] is not None
+
+
+@pytest.mark.parametrize("seed", [5, 8])
+def test_free_blocks_of_expandable_segments_are_found_in_every_mapped_range(seed):
+    """At the end they are what the snapshot's own state lists."""
+    settings = AllocatorSettings(expandable_segments=True, device_bytes=320 * MIB)
+    frames = random_snapshot(seed=seed, n_devices=1, settings=settings)
+    known = pl.DataFrame([{"name": "expandable_segments", "value": "True", "is_recorded": True}])
+    frames["allocator_settings"] = pl.concat([frames["allocator_settings"], known])
+    found = replays_of(
+        *(
+            frames[name].lazy()
+            for name in ("segments", "blocks", "allocator_events", "allocator_settings")
+        )
+    )
+    last = frames["allocator_events"]["sequence"].max()
+    listed = frames["blocks"].filter(pl.col("state") == "inactive").select("va", "bytes").sort("va")
+    free = found.free_at(0, last)
+    assert free.select("va", "bytes").rows() == listed.rows()
+    assert free["size_class"].null_count() == 0
+    assert (
+        frames["segments"].height > found.segments.filter(pl.col("free_sequence").is_null()).height
+    )

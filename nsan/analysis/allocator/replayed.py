@@ -150,7 +150,13 @@ class Replays:
             # What was mapped at that time is not in the frames: replay up to it.
             at = None if sequence == BEFORE else sequence
             state = state_at(*self.recorded[gpu], self.settings, sequence=at)
-            free = state.filter(pl.col("state") == "inactive").join(segments, on="segment_va")
+            # There a range of what is mapped is a segment; here the whole reservation is.
+            free = (
+                state.filter(pl.col("state") == "inactive")
+                .select("va", "bytes")
+                .sort("va")
+                .join_asof(segments.sort("segment_va"), left_on="va", right_on="segment_va")
+            )
         else:
             free = _gaps(segments, _there(found.tensors, sequence, "free_completed_sequence"))
         return free.select("va", "bytes", "segment_va", "pool", "stream", "size_class").sort("va")
