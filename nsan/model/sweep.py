@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,7 +13,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from nsan.errors import OutputExistsError, PlaceTakenError, UsageError
+from nsan.errors import OutputExistsError, OutputWriteError, PlaceTakenError, UsageError
 from nsan.model.hints import parse_hint
 from nsan.model.making import ABOUT, Recipe, make, oversubscribed
 from nsan.model.networks import Trainable
@@ -19,6 +21,7 @@ from nsan.model.settings import Settings
 from nsan.model.workloads.training import TrainingRun, trained
 
 TABLE: Final = "sweep.csv"
+_CONDITIONS: Final = ("allocator", "factor", "hint")
 
 Tell = Callable[[str, bool], None]
 
@@ -126,12 +129,13 @@ def sweep(
 
     Raises
     ------
-    OutputExistsError, PlaceTakenError
+    OutputExistsError, OutputWriteError, PlaceTakenError
         If a run of that name is there, but was made in another way or by something else.
     """
     if not wanted:
         msg = "A sweep without a factor, allocator or hint has no run: name at least one of each."
         raise UsageError(msg)
+    _check_table(folder / TABLE)
     rows = []
     for case in wanted:
         made = recipe(network, training, settings, case)
@@ -141,8 +145,34 @@ def sweep(
             tell(case.folder, about is not None)
         rows.append(_row(case, about or make(made, place)))
     table = pl.DataFrame(rows, infer_schema_length=None)
-    table.write_csv(folder / TABLE)
+    _write_table(folder / TABLE, table)
     return table
+
+
+def _check_table(place: Path) -> None:
+    """Refuse to write over a table of something else."""
+    if not place.exists():
+        return
+    try:
+        with place.open(encoding="utf-8") as file:
+            first = file.readline()
+    except (OSError, UnicodeDecodeError):
+        first = ""
+    if not first.startswith(",".join(_CONDITIONS)):
+        raise PlaceTakenError(place, "is there, and no table of a sweep")
+
+
+def _write_table(place: Path, table: pl.DataFrame) -> None:
+    """Write the table beside its place and then into it."""
+    beside = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        beside.write_text(table.write_csv(), encoding="utf-8")
+        beside.replace(place)
+    except OSError as error:
+        raise OutputWriteError(place, error.strerror or str(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def _earlier(place: Path, made: Recipe) -> dict[str, Any] | None:

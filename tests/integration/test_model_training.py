@@ -120,6 +120,14 @@ def test_a_wrong_option_is_one_message_and_leaves_nothing(tmp_path, capsys, opti
     assert not list(tmp_path.iterdir())
 
 
+def test_a_table_of_something_else_is_never_written_over(tmp_path, capsys):
+    (tmp_path / "sweep.csv").write_text("dose,response\n1,2\n")
+    assert main(["model", "sweep", "alexnet", *LITTLE, "--factors", "2", "-o", str(tmp_path)]) == 1
+    assert "no table of a sweep" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
+    assert (tmp_path / "sweep.csv").read_text() == "dose,response\n1,2\n"
+
+
 SWEEP = ("alexnet", *LITTLE, "--steps", "1", "--factors", "0.8,2", "--hints", "none,prefetch")
 
 
