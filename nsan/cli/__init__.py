@@ -143,7 +143,8 @@ def _run(args: argparse.Namespace) -> int:
         _abandon_stdout()
         complain(f"the result cannot be written: {error.strerror or error}.")
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        _let_go(stop)
         complain("interrupted; nothing half-written is left.")
         return 130
     finally:
@@ -155,6 +156,19 @@ def _run(args: argparse.Namespace) -> int:
 def _abandon_stdout() -> None:
     # Keep Python from flushing once more, into what failed.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _let_go(stop: KeyboardInterrupt) -> None:
+    """End what was interrupted now, and quietly: what a destructor has to say of that is noise."""
+    import gc
+    import traceback
+
+    previous, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        traceback.clear_frames(stop.__traceback__)
+        gc.collect()
+    finally:
+        sys.unraisablehook = previous
 
 
 def _terminate(number: int, _frame: object) -> None:

@@ -19,6 +19,7 @@ ROOT = Path(nsan.__file__).parent.parent
 MODEL = ROOT / "sample_data" / "model"
 SWEEP = str(MODEL / "oversubscribed_sweep" / "oversubscribed_sweep.sqlite")
 ADD = str(ROOT / "sample_data" / "um_vector_add_rtx4060l.sqlite")
+KIVI = str(ROOT / "sample_data" / "snapshots" / "kivi_llama_state_only.pickle.gz")
 
 CHOICES = [
     (command, choice, name)
@@ -78,12 +79,14 @@ def test_every_choice_names_an_analysis_and_prints_its_question_and_kinds(
 
 
 def test_every_analysis_runs_by_name(capsys):
-    for name in catalog():
-        code, out, _ = run(capsys, "analyse", name, ADD, "--json")
+    sources = {"trace": (ADD, "nsys-sqlite"), "snapshot": (KIVI, "torch-snapshot")}
+    for name, analysis in catalog().items():
+        source, kind = sources[analysis.subject]
+        code, out, _ = run(capsys, "analyse", name, source, "--json")
         found = json.loads(out)
         assert code == 0
         assert found["analysis"] == name
-        assert found["source_kind"] == "nsys-sqlite"
+        assert found["source_kind"] == kind
         assert [c["name"] for c in found["columns"]] == list(catalog()[name].result.schema)
 
 

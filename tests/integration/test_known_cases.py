@@ -6,6 +6,7 @@ identities, joins). Cases 10 to 12 are about running nsys: ``test_nsys_reports.p
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 
@@ -15,6 +16,7 @@ import pytest
 import nsan
 from nsan.cli import main
 
+SOAK = os.environ.get("NSAN_SOAK") == "1"
 UM = "um_easycuda_rtx4060l_2023.4.4_lazy"
 UM_NONLAZY = "um_easycuda_rtx4060l_2023.4.4_nonlazy"
 
@@ -33,7 +35,8 @@ def test_case_1_one_missing_table_does_not_end_the_analysis(real):
     with closing(sqlite3.connect(whole)) as connection:
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master")]
         tables = [name for name in names if not name.startswith("META_DATA")]
-    for table in tables:
+        full = [t for t in tables if connection.execute(f'SELECT 1 FROM "{t}" LIMIT 1').fetchone()]
+    for table in tables if SOAK else [*full[::2], x.MEMCPY, x.KERNEL]:
         path = whole.with_name(f"without-{table}.sqlite")
         path.write_bytes(whole.read_bytes())
         with closing(sqlite3.connect(path)) as connection:

@@ -67,7 +67,7 @@ def test_the_list_names_what_run_takes(capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["swep"], "There is no workload 'swep'. There are: advice, broadcast"),
+        (["swep"], "There is no workload 'swep'. There are: advice, alexnet, bert-base"),
         (["sweep", "--gpu", "h100"], "There is no GPU profile 'h100'. There are: a100-pcie"),
         (["sweep", "--host", "x"], "There is no host profile 'x'"),
         (["sweep", "--size", "much"], "'much' is not a size. Write 64MiB"),

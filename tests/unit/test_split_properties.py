@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import nsan
 
-few = settings(max_examples=max(8, settings().max_examples // 3))
+few = settings(max_examples=max(8, settings().max_examples // 5))
 """An example costs an import; the split in time gets them all."""
 
 PIDS = (11, 22)
@@ -128,6 +128,7 @@ def answers(trace):
     return {name: summary[name] for name in ("migrations", "gpu_faults", "cpu_faults", "kernels")}
 
 
+@settings(max_examples=max(12, settings().max_examples // 2))
 @given(captures(), cuts)
 def test_any_split_of_the_time_line_adds_up(export, cuts):
     with opened(export) as trace:
