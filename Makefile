@@ -74,7 +74,7 @@ bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BE
 	@echo
 	$(BIN)/python -m benchmarks.analyses
 	@echo
-	$(BIN)/python -m benchmarks.allocator
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.allocator
 	@echo
 	$(BIN)/python -m benchmarks.snapshots
 

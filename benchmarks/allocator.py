@@ -1,7 +1,7 @@
 """Time the caching allocator, the replay of its history, what-ifs, and a sweep of a network.
 
-    python -m benchmarks.allocator                   10^5 and 10^6 entries, and a sweep of AlexNet
-    python -m benchmarks.allocator --sizes 5 --network ""
+    PYTHONPATH=tests python -m benchmarks.allocator  10^5 and 10^6 entries, and a sweep of AlexNet
+    PYTHONPATH=tests python -m benchmarks.allocator --sizes 5 --network ""
 
 Each line stands beside a reference of the same run: a plain loop that keeps a dictionary of live
 addresses, the least that any replay in Python must do. Two noisy cores: trust ratios, not seconds.
@@ -16,12 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import polars as pl
+from allocator_programs import Recorded
 
 from nsan.torch_alloc.machine import CachingAllocator
 from nsan.torch_alloc.plain import PlainAllocator
+from nsan.torch_alloc.replay import replay
+from nsan.torch_alloc.settings import DEFAULT_SETTINGS
 from nsan.torch_alloc.stitching import StitchingAllocator
-from nsan.torch_alloc.tables import SNAPSHOT_TABLES
 
 FACTORS = (0.9, 1.1, 1.25, 1.5, 2.0, 3.0)
 
@@ -69,77 +70,18 @@ def drive(allocator, requests):
     return allocator
 
 
-def history(requests):
-    """Run the program with a listener; give the frames of a snapshot without its final blocks."""
-    entries = []
-    allocator = CachingAllocator(listen=lambda *entry: entries.append(entry))
-    drive(allocator, requests)
-    events = pl.DataFrame(
-        entries, schema=["action", "va", "bytes", "stream", "pool"], orient="row"
-    ).with_columns(
-        device_id=pl.lit(0),
-        sequence=pl.int_range(pl.len()),
-        time_us=pl.int_range(pl.len()) * 10,
-        device_free_bytes=pl.lit(None),
-        compile_context=pl.lit(None),
-        stack_id=pl.lit(None),
-    )
-    return allocator, events.select(_cast("allocator_events"))
-
-
-def _cast(table):
-    return [pl.col(name).cast(dtype) for name, dtype in SNAPSHOT_TABLES[table].schema.items()]
-
-
-def final_state(allocator):
-    """Give segments and blocks as a snapshot has them."""
-    segments, blocks = [], []
-    for i, segment in enumerate(allocator.segments()):
-        own = allocator.blocks(segment)
-        used = sum(block.n_bytes for block in own if block.state != "free")
-        common = {"segment_id": i, "device_id": 0, "stream": segment.stream, "pool": segment.pool}
-        segments.append(
-            {
-                **common,
-                "va": segment.va,
-                "bytes": segment.n_bytes,
-                "allocated_bytes": used,
-                "active_bytes": used,
-                "requested_bytes": sum(b.requested_bytes for b in own if b.state != "free"),
-                "size_class": "small" if segment.is_small else "large",
-                "is_expandable": False,
-            }
-        )
-        blocks += [
-            {
-                **common,
-                "va": block.va,
-                "bytes": block.n_bytes,
-                "requested_bytes": block.requested_bytes,
-                "state": "inactive" if block.state == "free" else "active_allocated",
-            }
-            for block in own
-        ]
-    return [
-        pl.DataFrame(rows, schema=SNAPSHOT_TABLES[name].schema, orient="row")
-        for name, rows in (("segments", segments), ("blocks", blocks))
-    ]
-
-
 def peak_mb():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def bench_replay(power):
     """Print events per second of each part at one size."""
-    from nsan.torch_alloc.replay import replay
-    from nsan.torch_alloc.settings import DEFAULT_SETTINGS
-
     requests = list(program(10**power * 2 // 5))
-    allocator, events = history(requests)
+    recorded = Recorded(DEFAULT_SETTINGS)
+    drive(recorded.machine, requests)
+    segments, blocks, events = recorded.frames()
     n = events.height
     base, _ = timed(lambda: least_work(requests))
-    segments, blocks = final_state(allocator)
     parts = {
         "caching allocator": lambda: drive(CachingAllocator(), requests),
         "plain allocator": lambda: drive(PlainAllocator(), requests),
