@@ -14,7 +14,7 @@ from nsan.torch_alloc.tables import SNAPSHOT_TABLES
 SIZES = (512, 700, 40_000, 900_000, 1_500_000, 3 << 20, 8 << 20, 11 << 20, 30 << 20)
 FILES = ("site-packages/torch/nn/modules/linear.py", "train.py", "model.py")
 N_STACKS = 6
-SMALL_GPU = AllocatorSettings(device_bytes=320 << 20)
+SMALL_GPU = AllocatorSettings(device_bytes=224 << 20)
 """So small that some requests fail."""
 
 
