@@ -213,6 +213,11 @@ def kinds_of(source: Source, analysis: Analysis, found: pl.DataFrame) -> dict[st
     for name in inferred:
         prefix = name.removesuffix("kind").removesuffix("_")
         for column in analysis.result.columns:
+            if prefix == "replay":
+                # What stands in the file stays so, whatever the replay of its history is worth.
+                if column.kind == "derived" and not column.name.startswith("final_"):
+                    kinds[column.name] = "reconstructed"
+                continue
             if column.unit in {"id", "label"}:
                 continue
             if prefix == "exposed" and not re.match(r"exposed|driver", column.name):

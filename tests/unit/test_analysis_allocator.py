@@ -571,7 +571,7 @@ def test_the_timeline_is_what_the_allocator_went_through(seed):
 @pytest.mark.parametrize("seed", range(N))
 def test_a_partial_history_starts_at_its_true_level_and_nothing_goes_below_zero(seed):
     tiny = Tiny(seed).run(120)
-    cut = tiny.random.randrange(1, len(tiny.events))
+    cut = tiny.random.randrange(1, len(tiny.events) - 1)
     found = run(allocator_timeline, tiny.tables(cut))
     assert found.select("sequence", *LEVELS).rows() == expected_timeline(tiny, cut)
     assert found.select(pl.min_horizontal(*LEVELS, "cached_bytes").min()).item() >= 0
@@ -657,7 +657,7 @@ def test_frames_add_up_to_the_peak_and_know_their_own(seed):
 @pytest.mark.parametrize("seed", range(N))
 def test_of_a_partial_history_what_was_held_before_it_counts_from_its_start(seed):
     tiny = Tiny(seed).run(120)
-    cut = tiny.random.randrange(1, len(tiny.events))
+    cut = tiny.random.randrange(1, len(tiny.events) - 1)
     tables = tiny.tables(cut)
     tensors = run(allocator_tensors, tables)
     there = [t for t in tiny.tensors if t["free"] is None or t["free"] >= cut]
@@ -1023,3 +1023,32 @@ def test_free_blocks_of_expandable_segments_are_found_in_every_mapped_range(seed
     assert (
         frames["segments"].height > found.segments.filter(pl.col("free_sequence").is_null()).height
     )
+
+
+def test_a_history_of_one_entry_is_none():
+    """Recording with enabled="state" leaves the last entry: a free of what no state knows any more."""
+    tiny = Tiny(3).run(120)
+    tables = tiny.tables(len(tiny.events) - 1)
+    assert tables["allocator_events"].height == 1
+    assert run(allocator_timeline, tables).is_empty()
+    tensors = run(allocator_tensors, tables)
+    held = [t for t in tiny.tensors if t["free"] is None]
+    assert sorted(tensors["block_bytes"]) == sorted(t["block"] for t in held)
+    assert tensors["life_ns"].null_count() == tensors.height
+    assert run(allocator_frames, tables)["peak_bytes"].null_count() > 0
+    row = run(allocator_utilization, tables).row(0, named=True)
+    assert (row["n_entries"], row["peak_active_bytes"]) == (1, None)
+
+
+def test_a_held_block_lends_its_stack_to_an_entry_without_one():
+    tiny = Tiny(3).run(120)
+    tables = tiny.tables()
+    bare = tables["allocator_events"].with_columns(stack_id=pl.lit(None, pl.Int64))
+    stacked = run(allocator_tensors, tables | {"allocator_events": bare})
+    whole = run(allocator_tensors, tables)
+    held, sites = pl.col("is_held_at_end"), ("va", "function", "source_line", "part")
+    assert whole.filter(held)["function"].null_count() < whole.filter(held).height
+    assert sorted(stacked.filter(held).select(sites).rows(), key=str) == sorted(
+        whole.filter(held).select(sites).rows(), key=str
+    )
+    assert stacked.filter(~held)["part"].unique().to_list() == ["unattributed"]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import polars as pl
 
 from nsan.analysis.allocator.blocks import GPU
 from nsan.analysis.allocator.call_sites import SITE_COLUMNS, SITE_READS, with_call_sites
-from nsan.analysis.allocator.replayed import LEVELS, REPLAY_KIND, REPLAY_READS, Replays, replays_of
+from nsan.analysis.allocator.replayed import (
+    BEFORE,
+    LEVELS,
+    REPLAY_KIND,
+    REPLAY_READS,
+    Replays,
+    replays_of,
+)
 from nsan.analysis.catalog import analysis
 from nsan.analysis.result import Result, derived, recorded
 from nsan.torch_alloc.constants import DEFAULT_POOL, SMALL_BYTES
@@ -134,10 +142,11 @@ def _failures(found: Replays) -> pl.DataFrame:
 
 def _with_free(found: Replays, failed: pl.DataFrame) -> pl.DataFrame:
     """Add to each failure what was free at that moment."""
-    columns = ("device_id", "sequence", "pool", "stream", "size_class")
+    columns = ("device_id", "_changed", "pool", "stream", "size_class")
     rows = []
-    for gpu, sequence, *wanted in failed.select(columns).iter_rows():
-        free = found.free_at(gpu, sequence)
+    free_at = cache(found.free_at)  # a program that tries again finds what it found before
+    for gpu, changed, *wanted in failed.pipe(_with_last_change, found).select(columns).iter_rows():
+        free = free_at(gpu, changed)
         fits = pl.all_horizontal(
             pl.col(name) == value for name, value in zip(columns[2:], wanted, strict=True)
         )
@@ -146,6 +155,19 @@ def _with_free(found: Replays, failed: pl.DataFrame) -> pl.DataFrame:
     names = ("cached_bytes", "fitting_bytes", "largest_fitting_bytes")
     added = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64), orient="row")
     return pl.concat([failed, added], how="horizontal")
+
+
+def _with_last_change(failed: pl.DataFrame, found: Replays) -> pl.DataFrame:
+    """Name the last entry before each failure that may have changed what is free."""
+    changes = found.events.filter(~pl.col("action").is_in(["oom", "snapshot", "annotate", "other"]))
+    last = changes.select("device_id", "sequence", _changed="sequence").sort("sequence")
+    near = (
+        failed.with_row_index("_row")
+        .sort("sequence")
+        .join_asof(last, on="sequence", by="device_id", check_sortedness=False)
+        .sort("_row")
+    )
+    return near.with_columns(pl.col("_changed").fill_null(BEFORE)).drop("_row")
 
 
 def _verdict() -> pl.Expr:

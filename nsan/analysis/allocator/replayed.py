@@ -250,7 +250,8 @@ def replays_of(
 
 @lru_cache(maxsize=1)
 def _replayed(key: _Frames) -> Replays:
-    segments, blocks, events, values = key.frames
+    segments, blocks, written, values = key.frames
+    events = _told(written)
     settings = AllocatorSettings.from_rows(dict(values.iter_rows()))
     gpus = pl.concat([segments["device_id"], events["device_id"]]).drop_nulls().unique().sort()
     recorded = {
@@ -272,12 +273,22 @@ def _replayed(key: _Frames) -> Replays:
         series=_with_before(series, before, starts),
         tensors=_timed(tensors, events, starts),
         segments=_stacked({gpu: each.segments for gpu, each in each_gpu.items()}),
-        checks=_checks(found, events, settings),
+        checks=_checks(found, written, settings),
         events=events,
         by_gpu=found,
         recorded=recorded,
         settings=settings,
     )
+
+
+FEWEST_ENTRIES: Final = 2
+"""A shorter history is none: recording with ``enabled="state"`` keeps the last entry."""
+
+
+def _told(events: pl.DataFrame) -> pl.DataFrame:
+    """Leave out histories of one entry, unless it says that memory ran out."""
+    told = (pl.len().over("device_id") >= FEWEST_ENTRIES) | (pl.col("action") == "oom")
+    return events.filter(told)
 
 
 def _level_before(
@@ -371,6 +382,7 @@ def _checks(
         "tie_break": pl.String,
     }
     n_entries = events.group_by("device_id").agg(n_entries=pl.len().cast(pl.Int64))
+    is_told = pl.col("n_entries") >= FEWEST_ENTRIES
     same = [
         pl.col(one) == pl.col(other) for one, other in zip(COUNTS[::2], COUNTS[1::2], strict=True)
     ]
@@ -382,7 +394,7 @@ def _checks(
         .join(n_entries, on="device_id", how="left", maintain_order="left")
         .with_columns(pl.col("n_entries").fill_null(0))
         .with_columns(
-            replay_kind=pl.when(pl.col("n_entries") > 0).then(kind).cast(KIND),
-            is_complete=pl.when(pl.col("n_entries") > 0).then("is_complete"),
+            replay_kind=pl.when(is_told).then(kind).cast(KIND),
+            is_complete=pl.when(is_told).then("is_complete"),
         )
     )

@@ -220,7 +220,8 @@ def _tensors(found: Replays) -> pl.DataFrame:
         "alloc_sequence", "_first"
     )
     return (
-        found.tensors.join(last, on="device_id", how="left")
+        _with_own_stacks(found)
+        .join(last, on="device_id", how="left")
         .join(found.checks.select("device_id", "replay_kind"), on="device_id", how="left")
         .with_columns(life_ns=pl.max_horizontal(ends - begins, pl.when(ends.is_not_null()).then(0)))
         .with_columns(
@@ -231,6 +232,29 @@ def _tensors(found: Replays) -> pl.DataFrame:
             is_held_at_end=pl.col("free_completed_sequence").is_null(),
             free_sequence=pl.col("free_completed_sequence"),
         )
+    )
+
+
+def _with_own_stacks(found: Replays) -> pl.DataFrame:
+    """Take the stack of a block that is still held where the entry of its allocation has none.
+
+    That is what recording with ``context="state"`` leaves.
+    """
+    known = [
+        frames[1].select("device_id", "va", _stack="stack_id") for frames in found.recorded.values()
+    ]
+    if not known:
+        return found.tensors
+    held = pl.col("free_completed_sequence").is_null()
+    return (
+        found.tensors.join(
+            pl.concat(known).unique(["device_id", "va"], keep="first", maintain_order=True),
+            on=["device_id", "va"],
+            how="left",
+            maintain_order="left",
+        )
+        .with_columns(stack_id=pl.coalesce("stack_id", pl.when(held).then("_stack")))
+        .drop("_stack")
     )
 
 

@@ -11,13 +11,16 @@ from typing import Final
 import polars as pl
 
 from nsan.analysis.allocator.blocks import GPU, ratio
-from nsan.analysis.allocator.replayed import REPLAY_KIND, REPLAY_READS, Replays, replays_of
+from nsan.analysis.allocator.replayed import (
+    FEWEST_ENTRIES,
+    REPLAY_KIND,
+    REPLAY_READS,
+    Replays,
+    replays_of,
+)
 from nsan.analysis.allocator.state import ALL_POOLS, allocator_state
 from nsan.analysis.catalog import analysis
 from nsan.analysis.result import Result, derived, recorded
-
-FEWEST_ENTRIES: Final = 2
-"""A shorter history is none: recording with ``enabled="state"`` keeps the last entry."""
 
 ALLOCATOR_UTILIZATION: Final = Result(
     "allocator_utilization",
