@@ -15,13 +15,13 @@ Examples
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.arguments import add_output, add_verbosity
 from nsan.cli.output import write_document
-from nsan.cli.render import Field, Row, dash, name, table
+from nsan.cli.render import Field, Row, dash, name, safe, table
 from nsan.cli.results import (
     add_analysis_options,
     add_by,
@@ -67,8 +67,8 @@ _ANALYSES: Final = dict(
         strict=True,
     )
 )
-_MOST_FRAMES: Final = 8
-ALL_POOLS: Final = "all"
+_MOST_ROWS: Final = 8
+_MOST_GPUS: Final = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +121,17 @@ _LEVEL_FIELDS: Final = (
     Field("external_fraction", "Scattered", share),
     Field("utilization_fraction", "Used", share),
 )
+_UNKNOWN: Final = dict.fromkeys(field.key for field in _LEVEL_FIELDS)
+_NOTHING: Final[dict[str, Any]] = {
+    **dict.fromkeys((field.key for field in _LEVEL_FIELDS), 0),
+    "largest_cached_bytes": None,
+    "external_fraction": None,
+    "utilization_fraction": None,
+    "n_free_segments": 0,
+    "n_va_blocks": 0,
+}
+"""The state of a GPU that has given everything back."""
+
 _POOL_FIELDS: Final = (
     Field("pool", "Pool", dash, right=False),
     Field("n_segments", "Segments", format_count),
@@ -154,104 +165,187 @@ _FRAME_FIELDS: Final = (
 def _text(document: Mapping[str, Any], *, markdown: bool) -> str:
     """Write the summary for people."""
     parts = list(_head(document, markdown=markdown))
-    for state in document["state"]:
-        if state["pool"] == ALL_POOLS:
-            parts += _device(document, state, markdown=markdown)
-    if not document["state"]:
+    gpus = _gpus(document)
+    for gpu in gpus[:_MOST_GPUS]:
+        parts += _gpu(document, gpu, markdown=markdown)
+    if len(gpus) > _MOST_GPUS:
+        parts.append(f"({len(gpus) - _MOST_GPUS} more GPUs: --json)")
+    if not gpus:
         parts.append("It holds no segment: nothing was allocated, or not by this allocator.")
     return "\n\n".join(parts) + "\n"
 
 
+def _gpus(document: Mapping[str, Any]) -> list[Any]:
+    """List the GPUs that have a segment or a history."""
+    return sorted({row["device_id"] for part in ("state", "utilization") for row in document[part]})
+
+
 def _head(document: Mapping[str, Any], *, markdown: bool) -> Iterator[str]:
-    """Say what the file is."""
-    made = f", {MODELLED}" if document["kind"] == MODEL_KIND else ""
+    """Say what the file is, and what of it does not fit together."""
     source = name(document["source"], markdown=markdown)
-    version = document["torch_versions"]
-    yield f"{'# ' * markdown}{source}: memory snapshot of PyTorch {version}{made}"
-
-
-def _device(document: Mapping[str, Any], now: Row, *, markdown: bool) -> Iterator[str]:
-    """Write what is known of one GPU, a paragraph each."""
-    use, replay, stitched = (
-        _of(document, part, now)[0] for part in ("utilization", "replay", "stitching")
-    )
-    yield f"{'## ' * markdown}GPU {now['device_id']}: {_history(replay, use)}"
-    yield table(_levels(now, use), _LEVEL_FIELDS, markdown=markdown)
-    pools = _of(document, "state", now)[1:]
-    if len(pools) > 1:
-        yield table(pools, _POOL_FIELDS, markdown=markdown)
-    bullet = "- " * markdown
-    yield "\n".join(f"{bullet}{line}" for line in _findings(now, use, stitched))
-    if ooms := _of(document, "ooms", now):
-        yield table(ooms, _OOM_FIELDS, markdown=markdown)
-    if frames := _of(document, "frames", now):
-        yield f"{'### ' * markdown}Who held most memory for the longest time"
-        yield table(
-            [_framed(row) for row in frames[:_MOST_FRAMES]], _FRAME_FIELDS, markdown=markdown
+    if document["kind"] == MODEL_KIND:
+        made = document["model"]
+        about = (
+            f"{made.get('network') or 'a program'}, {made.get('allocator') or 'caching'} allocator"
         )
+        what = f"history of an allocator ({about}), {MODELLED}"
+    else:
+        what = f"memory snapshot of PyTorch {document['torch_versions']}"
+    yield f"{'# ' * markdown}{source}: {what}"
+    if remarks := list(_remarks(document)):
+        yield "\n".join(f"{'- ' * markdown}{line}" for line in remarks)
 
 
-def _of(document: Mapping[str, Any], part: str, state: Row) -> list[Row]:
-    return [row for row in document[part] if row["device_id"] == state["device_id"]]
+def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
+    """Say what was odd in the file."""
+    for warning in document["warnings"]:
+        yield f"Note: {safe(warning)}"
+    odd = sum(document["odd_cells"].values())
+    if odd:
+        cells = _few(document["odd_cells"])
+        yield f"Note: {format_count(odd)} values could not be used ({cells}); they count as unknown."
+    for what in ("keys", "actions"):
+        if found := document[f"unknown_{what}"]:
+            yield f"Note: {what} that nsan does not know were left out ({_few(found)})."
 
 
-def _history(replay: Row, use: Row) -> str:
+def _few(names: Iterable[str], most: int = 4) -> str:
+    known = [safe(each) for each in names]
+    rest = f" and {len(known) - most} others" if len(known) > most else ""
+    return ", ".join(known[:most]) + rest
+
+
+def _gpu(document: Mapping[str, Any], gpu: int, *, markdown: bool) -> Iterator[str]:
+    """Write what is known of one GPU, a paragraph each."""
+    state = _of(document, "state", gpu)
+    (use,), (replay,) = _of(document, "utilization", gpu), _of(document, "replay", gpu)
+    stitched = next(iter(_of(document, "stitching", gpu)), None)
+    now = state[0] if state else {**_NOTHING, "device_id": gpu}
+    yield f"{'## ' * markdown}GPU {gpu}: {_history(document, replay, use)}"
+    yield table(_levels(now, use), _LEVEL_FIELDS, markdown=markdown)
+    if len(state) > 2:  # one pool alone is the row of all
+        yield table(state[1:], _POOL_FIELDS, markdown=markdown)
+    bullet = "- " * markdown
+    yield "\n".join(f"{bullet}{line}" for line in _findings(now, use, replay, stitched))
+    ooms = _of(document, "ooms", gpu)
+    if ooms:
+        yield table(ooms[:_MOST_ROWS], _OOM_FIELDS, markdown=markdown)
+    if len(ooms) > _MOST_ROWS:
+        yield f"({len(ooms) - _MOST_ROWS} more: --by oom)"
+    if frames := _of(document, "frames", gpu):
+        over_time = " for the longest time" if use["utilization_fraction"] is not None else ""
+        yield f"{'### ' * markdown}Who held most memory{over_time}"
+        of_history = {"peak_bytes", "end_bytes"}
+        fields = [field for field in _FRAME_FIELDS if over_time or field.key not in of_history]
+        yield table([_framed(row) for row in frames[:_MOST_ROWS]], fields, markdown=markdown)
+
+
+def _of(document: Mapping[str, Any], part: str, gpu: int) -> list[Row]:
+    return [row for row in document[part] if row["device_id"] == gpu]
+
+
+def _history(document: Mapping[str, Any], replay: Row, use: Row) -> str:
     """Say what of the history is there, and how well its replay agrees."""
     if use["utilization_fraction"] is None:
         return "no history, only the last state"
-    whole = "whole history" if replay["is_complete"] else "part of a history"
-    entries = format_count(replay["n_entries"])
-    agreement = (
+    about = next(d for d in document["devices"] if d["device_id"] == use["device_id"])
+    whole = "whole history" if about["history"] == "complete" else "part of a history"
+    said = [f"{whole}, {format_count(replay['n_entries'])} entries"]
+    if about["missing_actions"]:
+        said.append(f"no {' or '.join(map(safe, about['missing_actions']))} entries")
+    if about["suspect_overflow"]:
+        said.append("a round number: older ones may have been dropped")
+    said.append(
         f"{format_count(replay['n_addresses_exact'])} of {format_count(replay['n_allocs'])} addresses "
-        f"and {replay['n_segments_exact']} of {replay['n_segments_made']} new segments as replayed"
+        f"and {format_count(replay['n_segments_exact'])} of "
+        f"{format_count(replay['n_segments_made'])} new segments as replayed"
     )
-    return f"{whole}, {entries} entries; {agreement}"
+    return "; ".join(said)
 
 
 def _levels(now: Row, use: Row) -> list[Row]:
-    levels: list[Row] = [{"when": "now", **now}]
-    if use["utilization_fraction"] is not None:
+    """List the levels now, and at the peaks of reserved and of active memory."""
+    levels: list[Row] = [{**now, "when": "now"}]
+    used, reserved = use["utilization_at_peak_fraction"], use["peak_reserved_bytes"]
+    if used is not None:
+        active = round(used * reserved)
         levels.append(
             {
-                "when": "peaks",
-                "reserved_bytes": use["peak_reserved_bytes"],
-                "active_bytes": use["peak_active_bytes"],
-                "allocated_bytes": use["peak_allocated_bytes"],
-                "waste_bytes": use["waste_at_peak_bytes"],
-                "cached_bytes": None,
+                **_UNKNOWN,
+                "when": "at peak reserved",
+                "reserved_bytes": reserved,
+                "active_bytes": active,
+                "cached_bytes": reserved - active,
                 "largest_cached_bytes": use["largest_cached_at_peak_bytes"],
                 "external_fraction": use["external_at_peak_fraction"],
-                "utilization_fraction": use["utilization_at_peak_fraction"],
+                "utilization_fraction": used,
+            }
+        )
+    if use["peak_active_bytes"] is not None:
+        levels.append(
+            {
+                **_UNKNOWN,
+                "when": "at peak active",
+                "active_bytes": use["peak_active_bytes"],
+                "waste_bytes": use["waste_at_peak_bytes"],
             }
         )
     return levels
 
 
-def _findings(now: Row, use: Row, stitched: Row) -> Iterator[str]:
+def _findings(now: Row, use: Row, replay: Row, stitched: Row | None) -> Iterator[str]:
     """Say in sentences what the figures mean."""
     if use["utilization_fraction"] is not None:
         yield (
             f"Utilization {share(use['utilization_fraction'])} (peak active over peak reserved), "
-            f"fragmentation {share(use['fragmentation_fraction'])}."
+            f"fragmentation {share(use['fragmentation_fraction'])}; peak allocated "
+            f"{format_bytes(use['peak_allocated_bytes'])}."
         )
-    yield _stitching(stitched)
+        if replay["replay_kind"] == "reconstructed":
+            yield (
+                "The replay disagrees with the history "
+                f"({_few(f'{format_count(n)} {what}' for n, what in _faults(replay))}): all that stands "
+                "on it is reconstructed, and may be wrong."
+            )
+    if stitched is not None:
+        yield _stitching(stitched)
     if now["n_free_segments"]:
         yield (
-            f"{format_count(now['n_free_segments'])} segments of "
-            f"{format_bytes(now['free_segment_bytes'])} hold no tensor: torch.cuda.empty_cache() returns "
-            "them, but for those of private pools in use."
+            f"{_counted(now['n_free_segments'], 'segment')} of {format_bytes(now['free_segment_bytes'])} "
+            f"{'hold' if now['n_free_segments'] > 1 else 'holds'} no tensor: torch.cuda.empty_cache() "
+            "returns what is not of a private pool in use."
         )
-    yield (
-        f"{format_count(now['n_va_blocks'])} VA blocks of 2 MiB hold tensors, "
-        f"{format_count(now['n_shared_va_blocks'])} of them two or more: under Unified Memory these "
-        "move together."
+    if now["n_va_blocks"]:
+        yield (
+            f"{_counted(now['n_va_blocks'], 'VA block')} of 2 MiB "
+            f"{'hold' if now['n_va_blocks'] > 1 else 'holds'} tensors, "
+            f"{format_count(now['n_shared_va_blocks'])} of them two or more: under Unified Memory these "
+            "move together."
+        )
+
+
+def _faults(replay: Row) -> list[tuple[int, str]]:
+    counts = (
+        (replay["n_allocs"] - replay["n_addresses_exact"], "other addresses"),
+        (replay["n_segments_made"] - replay["n_segments_exact"], "other segments"),
+        (replay["n_final_blocks"] - replay["n_final_blocks_exact"], "other final blocks"),
+        (replay["n_skipped"], "entries skipped"),
+        (replay["n_forced_frees"], "frees missing"),
+        (replay["n_contradictions"], "contradictions"),
     )
+    return [(n, what) for n, what in counts if n]
+
+
+def _counted(n: int, thing: str) -> str:
+    return f"{format_count(n)} {thing}{'s' * (n != 1)}"
 
 
 def _stitching(stitched: Row) -> str:
     """Say what stitching would have saved; of a state alone, what it could join now."""
     saved = stitched["saved_bytes"]
     if saved is None:
+        if not stitched["largest_stitched_bytes"]:
+            return "Stitching (GMLake) finds no free 2 MiB chunk to join."
         return (
             f"Stitching (GMLake) could join {format_bytes(stitched['largest_stitched_bytes'])} of free "
             f"2 MiB chunks for one request; the largest free block has "

@@ -192,7 +192,7 @@ def _need_numba() -> None:
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
-    from nsan.model.making import Recipe, oversubscribed, peak_bytes
+    from nsan.model.making import Recipe, check_factor, oversubscribed, peak_bytes
     from nsan.model.nsys_export import ExportOptions
     from nsan.model.recording import Style
 
@@ -203,6 +203,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     if args.oversubscription_factor is not None:
         footprint = peak_bytes(program) if placed is None else placed.peak_tensor_bytes
         settings = oversubscribed(settings, footprint, args.oversubscription_factor)
+        check_factor(settings, footprint, args.oversubscription_factor)
     style = Style(args.fault_rows, args.jitter, args.lost, args.skew, args.drift, args.seed)
     options = ExportOptions(
         schema=args.schema,

@@ -82,7 +82,11 @@ def _words(text: str) -> list[str]:
 
 
 def _factors(text: str) -> list[float]:
-    return [float(word) for word in _words(text)]
+    try:
+        return [float(word) for word in _words(text)]
+    except ValueError:
+        msg = f"{text!r} is no list of numbers: write 0.9,1.25,2"
+        raise argparse.ArgumentTypeError(msg) from None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -29,8 +29,10 @@ def cause_word(value: str) -> str:
 
 
 def share(value: float | None) -> str:
-    """Write a fraction as percent."""
-    return "-" if value is None else f"{value:.1%}"
+    """Write a fraction as percent; what is not all is not written as 100 %."""
+    if value is None:
+        return "-"
+    return f"{0.999 if 0.9995 <= value < 1 else value:.1%}"
 
 
 MIGRATION_FIELDS: Final = (

@@ -60,7 +60,10 @@ def parse_hint(text: str) -> Hint | None:
         If there is no such kind or role; the message lists them.
     """
     kind, colon, written = text.partition(":")
-    if kind == "none" and not colon:
+    if kind == "none":
+        if colon:
+            msg = f"{text!r}: no hint has no roles. Write none."
+            raise UsageError(msg)
         return None
     if kind not in HINTS:
         raise UnknownNameError("hint", kind, ["none", *HINTS])

@@ -102,6 +102,56 @@ def oversubscribed(settings: Settings, footprint_bytes: int, factor: float) -> S
     return replace(settings, capacity_bytes=chunks * VA_BLOCK_BYTES)
 
 
+def check_factor(settings: Settings, footprint_bytes: int, factor: float) -> None:
+    """Refuse a factor that whole chunks of the GPU's memory cannot give.
+
+    Parameters
+    ----------
+    settings : Settings
+        The machine, as :func:`oversubscribed` gave it.
+    footprint_bytes : int
+        What the program needs at one time.
+    factor : float
+        What was asked for.
+
+    Raises
+    ------
+    ProgramError
+        If footprint over capacity is another factor, by more than a quarter.
+    """
+    capacity = settings.capacity_chunks * VA_BLOCK_BYTES
+    found = footprint_bytes / capacity
+    if not 0.8 <= found / factor <= 1.25:
+        room = "all its memory" if found > factor else "one chunk of 2 MiB"
+        raise ProgramError(
+            f"An oversubscription factor of {factor:g} for {footprint_bytes} byte: with {room} the GPU "
+            f"gives {found:.3g}",
+            "Ask for that, or for another size",
+        )
+
+
+def is_whole(folder: Path) -> bool:
+    """Say whether a folder holds all that a run of its ``model.json`` left.
+
+    Parameters
+    ----------
+    folder : Path
+        What :func:`make` wrote, perhaps changed since.
+
+    Returns
+    -------
+    bool
+        The export, each table of the truth and, of a tensor program, the snapshot are there.
+    """
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        files = [export_name(folder), *(f"{TRUTH}/{table}.parquet" for table in about["truth"])]
+        files += [SNAPSHOT] if "allocator" in about else []
+        return "figures" in about and all((folder / file).is_file() for file in files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def export_name(folder: Path) -> str:
     """Name the export in a folder: after it, so that a trace is known by its file."""
     return f"{folder.resolve().name}.sqlite"
@@ -156,7 +206,12 @@ def make(
         if recipe.placed is not None:
             about["allocator"] = _allocator_facts(recipe.placed, about["capacity_bytes"])
             frames = snapshot_frames(recipe.placed.history, happened.operation_ns)
-            write_snapshot(scratch / SNAPSHOT, frames, model={"nsan": nsan.__version__})
+            model = {
+                "nsan": nsan.__version__,
+                "network": recipe.placed.history.network,
+                "allocator": recipe.placed.history.allocator,
+            }
+            write_snapshot(scratch / SNAPSHOT, frames, model=model)
         (scratch / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return about
 

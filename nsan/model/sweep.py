@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from nsan.errors import OutputExistsError, OutputWriteError, PlaceTakenError, UsageError
+from nsan.errors import OutputWriteError, PlaceTakenError, UsageError
 from nsan.model.hints import parse_hint
-from nsan.model.making import ABOUT, Recipe, make, oversubscribed
+from nsan.model.making import ABOUT, Recipe, check_factor, is_whole, make, oversubscribed
 from nsan.model.networks import Trainable
 from nsan.model.settings import Settings
 from nsan.model.workloads.training import TrainingRun, trained
@@ -92,6 +92,7 @@ def recipe(network: Trainable, training: TrainingRun, settings: Settings, case: 
     own = replace(training, allocator=case.allocator, hints=(hint,) if hint else ())
     placed = trained(network, own, settings.gpu_profile)
     machine = oversubscribed(settings, placed.peak_tensor_bytes, case.factor)
+    check_factor(machine, placed.peak_tensor_bytes, case.factor)
     return Recipe(placed.program, machine, placed=placed)
 
 
@@ -129,21 +130,23 @@ def sweep(
 
     Raises
     ------
-    OutputExistsError, OutputWriteError, PlaceTakenError
+    OutputWriteError, PlaceTakenError
         If a run of that name is there, but was made in another way or by something else.
     """
     if not wanted:
         msg = "A sweep without a factor, allocator or hint has no run: name at least one of each."
         raise UsageError(msg)
+    if folder.exists() and not folder.is_dir():
+        raise PlaceTakenError(folder, "is a file")
     _check_table(folder / TABLE)
+    recipes = [recipe(network, training, settings, case) for case in wanted]
     rows = []
-    for case in wanted:
-        made = recipe(network, training, settings, case)
+    for case, made in zip(wanted, recipes, strict=True):
         place = folder / case.folder
         about = _earlier(place, made)
         if tell:
             tell(case.folder, about is not None)
-        rows.append(_row(case, about or make(made, place)))
+        rows.append(_row(case, about or make(made, place, overwrite=place.exists())))
     table = pl.DataFrame(rows, infer_schema_length=None)
     _write_table(folder / TABLE, table)
     return table
@@ -176,7 +179,7 @@ def _write_table(place: Path, table: pl.DataFrame) -> None:
 
 
 def _earlier(place: Path, made: Recipe) -> dict[str, Any] | None:
-    """Read what an earlier run of the same recipe left; None if there is none."""
+    """Read what an earlier run of the same recipe left; None if there is none, or not all of it."""
     if not place.exists():
         return None
     try:
@@ -185,8 +188,8 @@ def _earlier(place: Path, made: Recipe) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlaceTakenError(place, "is there, and no run of `nsan model`") from error
     if digest != made.digest():
-        raise OutputExistsError(place)
-    return dict(about)
+        raise PlaceTakenError(place, "is there, and was made in another way")
+    return dict(about) if is_whole(place) else None
 
 
 def _row(case: Case, about: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import polars as pl
@@ -40,7 +41,7 @@ def test_the_first_answer_has_the_figures_of_the_documents(capsys):
 def test_a_snapshot_without_history_says_so_and_shows_no_peak(capsys):
     out = answer(capsys, "allocator", KIVI)
     assert "no history, only the last state" in out
-    assert "peaks" not in out
+    assert "at peak" not in out
     assert "Utilization" not in out
 
 
@@ -142,3 +143,69 @@ def test_a_snapshot_is_never_written_over(capsys, tmp_path):
     assert main(["allocator", str(copy), "-o", str(copy), "--force-overwrite"]) == 2
     assert copy.read_bytes() == Path(KIVI).read_bytes()
     assert capsys.readouterr().err
+
+
+def freed(device):
+    """A GPU that took 20 MiB for a tensor of 4 MiB, and gave all back."""
+    actions = ("segment_alloc", "alloc", "free_requested", "free_completed", "segment_free")
+    return [
+        {
+            "action": action,
+            "addr": (device + 1) << 40,
+            "size": (20 if action.startswith("segment") else 4) << 20,
+            "stream": 0,
+            "time_us": 1_700_000_000_000_000 + i,
+            "frames": [],
+        }
+        for i, action in enumerate(actions)
+    ]
+
+
+def written(tmp_path, **parts):
+    path = tmp_path / "own.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [], **parts}))
+    return str(path)
+
+
+def test_a_gpu_that_gave_all_back_is_not_forgotten(tmp_path, capsys):
+    out = answer(capsys, "allocator", written(tmp_path, device_traces=[freed(0), freed(1)]))
+    for gpu in (0, 1):
+        assert f"GPU {gpu}: whole history, 5 entries" in out
+    assert out.count("Utilization 20.0%") == 2
+    assert out.count("\nnow                     0 B") == 2
+
+
+def test_what_is_odd_in_a_file_is_said_to_people(tmp_path, capsys):
+    entries = [entry for entry in freed(0) if not entry["action"].startswith("free")]
+    entries[0]["colour"] = "red"
+    entries.append({**entries[0], "action": "teleport"})
+    out = answer(capsys, "allocator", written(tmp_path, device_traces=[entries]))
+    assert "part of a history" in out
+    assert "no free_requested or free_completed entries" in out or "no free_completed or" in out
+    assert "keys that nsan does not know were left out (trace.colour)" in out
+    assert "actions that nsan does not know were left out (teleport)" in out
+    assert "is reconstructed, and may be wrong" in out
+
+
+def test_many_failures_are_cut_for_people_and_whole_for_machines(tmp_path, capsys):
+    oom = {
+        "action": "oom",
+        "size": 30 << 20,
+        "stream": 0,
+        "device_free": 0,
+        "time_us": 1,
+        "frames": [],
+    }
+    path = written(tmp_path, device_traces=[[*freed(0)[:2], *[oom] * 30]])
+    out = answer(capsys, "allocator", path)
+    assert "(22 more: --by oom)" in out
+    document = json.loads(answer(capsys, "allocator", path, "--json"))
+    assert len(document["ooms"]) == 30
+    assert {row["verdict"] for row in document["ooms"]} == {"capacity"}
+
+
+def test_not_all_is_not_written_as_100_percent(capsys):
+    """99.96 % of the reserved memory is in use there."""
+    out = answer(capsys, "allocator", str(FOLDER / "flexgen_oom_old_format.pickle.gz"))
+    assert "99.9%" in out
+    assert "100.0%" not in out

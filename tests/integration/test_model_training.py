@@ -58,14 +58,26 @@ def test_both_allocators_get_the_same_memory_for_the_same_tensors(runs):
     assert raw["peak_managed_bytes"] == tensors < caching["peak_managed_bytes"]
 
 
-def test_the_allocator_replays_its_own_history_exactly(runs):
-    _, snapshot, _ = opened(runs, "caching")
+@pytest.mark.parametrize(("allocator", "n_segments"), [("caching", 10), ("raw", 100)])
+def test_the_allocator_replays_its_own_history_exactly(runs, allocator, n_segments):
+    _, snapshot, _ = opened(runs, allocator)
     check = nsan.analyse(snapshot, "replay_check").collect().row(0, named=True)
     assert check["is_complete"]
     assert check["n_allocs"] > 100
     assert check["n_addresses_exact"] == check["n_allocs"]
-    assert check["n_segments_exact"] == check["n_segments_made"] > 10
+    assert check["n_segments_exact"] == check["n_segments_made"] > n_segments
     assert check["n_final_blocks_exact"] == check["n_final_blocks"]
+    assert check["replay_kind"] == "derived"
+
+
+def test_without_caching_nothing_is_reserved_that_no_tensor_asked_for(runs, capsys):
+    _, snapshot, about = opened(runs, "raw")
+    use = nsan.analyse(snapshot, "allocator_utilization").collect().row(0, named=True)
+    assert use["utilization_fraction"] == 1
+    assert use["peak_reserved_bytes"] == about["peak_managed_bytes"]
+    assert use["waste_at_peak_bytes"] == 0
+    assert main(["allocator", str(runs / "raw" / "snapshot.pickle")]) == 0
+    assert "alexnet, raw allocator" in capsys.readouterr().out
 
 
 def test_figures_of_a_modelled_snapshot_are_called_modelled(runs, capsys):
@@ -120,6 +132,13 @@ def test_a_wrong_option_is_one_message_and_leaves_nothing(tmp_path, capsys, opti
     assert not list(tmp_path.iterdir())
 
 
+def test_a_sweep_into_a_file_is_one_message(tmp_path, capsys):
+    (tmp_path / "out").write_text("mine")
+    assert main(["model", "sweep", "alexnet", "-o", str(tmp_path / "out")]) == 1
+    assert "out is a file. Choose another place." in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "mine"
+
+
 def test_a_table_of_something_else_is_never_written_over(tmp_path, capsys):
     (tmp_path / "sweep.csv").write_text("dose,response\n1,2\n")
     assert main(["model", "sweep", "alexnet", *LITTLE, "--factors", "2", "-o", str(tmp_path)]) == 1
@@ -150,6 +169,7 @@ def test_a_sweep_leaves_a_run_for_each_condition_and_one_table(swept):
         for hint in ("none", "prefetch")
     }
     assert {path.name for path in swept.iterdir()} == {*names, "sweep.csv"}
+    assert main(["allocator", str(swept / "raw-2-none" / "snapshot.pickle"), "--json"]) == 0
     rows = list(csv.DictReader((swept / "sweep.csv").read_text().splitlines()))
     assert len(rows) == len(names)
     for row in rows:
@@ -174,10 +194,21 @@ def test_a_sweep_goes_on_where_it_was(swept, tmp_path, capsys):
     assert (folder / "sweep.csv").read_text() == (swept / "sweep.csv").read_text()
 
 
+@pytest.mark.parametrize("gone", ["raw-2-none.sqlite", "snapshot.pickle", "truth/batches.parquet"])
+def test_a_run_that_is_not_whole_any_more_is_made_again(swept, tmp_path, capsys, gone):
+    folder = tmp_path / "alexnet"
+    shutil.copytree(swept, folder)
+    (folder / "raw-2-none" / gone).unlink()
+    assert sweep(folder) == 0
+    assert capsys.readouterr().err.count("there already") == 7
+    assert (folder / "raw-2-none" / gone).exists()
+
+
 def test_a_sweep_refuses_runs_that_were_made_in_another_way(swept, capsys):
     before = (swept / "sweep.csv").read_text()
     assert main(["model", "sweep", *SWEEP, "--batch-size", "64", "-o", str(swept), "-q"]) == 1
-    assert "raw-0.8-none" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "raw-0.8-none is there, and was made in another way. Choose another place." in said
     assert (swept / "sweep.csv").read_text() == before
 
 
@@ -190,6 +221,11 @@ def test_a_sweep_refuses_runs_that_were_made_in_another_way(swept, capsys):
         (["alexnet", "--factors", "0"], "Take one above 0"),
         (["alexnet", "--factors", ""], "no run"),
         (["alexnet", "--hints", "warm"], "There is no hint 'warm'"),
+        (["alexnet", "--hints", "none:parameter"], "no hint has no roles"),
+        (["alexnet", "--factors", "abc"], "'abc' is no list of numbers"),
+        (["alexnet", "--factors", "0.001"], "with all its memory the GPU gives 0.02"),
+        (["alexnet", "--factors", "1e30"], "with one chunk of 2 MiB the GPU gives"),
+        (["alexnet", "--varying", "--batch", "1"], "Batches of one image cannot vary"),
     ],
 )
 def test_a_wrong_sweep_is_one_message_and_leaves_nothing(tmp_path, capsys, options, said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nsan.errors import ProgramError
 from nsan.model.hints import Hint
 from nsan.model.networks import Trainable
 from nsan.model.placing import Placed, placed
@@ -62,6 +63,9 @@ def trained(network: Trainable, run: TrainingRun, gpu: GpuProfile) -> Placed:
     ProgramError
         If a size is out of its bounds, or of a kind that the network does not take.
     """
+    batch = network.network.batch if run.batch is None else run.batch
+    if run.varying and not network.has_sequence and batch == 1:
+        raise ProgramError("Batches of one image cannot vary", "Take a larger --batch")
     tensors = network.build(
         steps=run.steps,
         batch=run.batch,
