@@ -403,7 +403,14 @@ def _field(column: Figure) -> Field:
     return Field(column.name, _header(column), _WRITERS.get(column.unit, _count))
 
 
-_WORDS: Final = {"va": "address", "gpu": "GPU", "cpu": "CPU", "device": "GPU", "api": "API"}
+_WORDS: Final = {
+    "va": "address",
+    "oom": "OOM",
+    "gpu": "GPU",
+    "cpu": "CPU",
+    "device": "GPU",
+    "api": "API",
+}
 _SUFFIXES: Final = {
     "_ns": "",
     "_bytes_per_s": " rate",

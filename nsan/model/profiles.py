@@ -11,6 +11,10 @@ from typing import Final
 from nsan.errors import UnknownNameError
 from nsan.units import GIB, MIB
 
+REMOTE_LATENCY_NS: Final = 1_000
+"""What a thread block waits for an access to the host's memory, beside its time on the link, ns: assumed
+for PCIe, on every GPU; no capture shows it."""
+
 
 @dataclass(frozen=True)
 class HostProfile:
@@ -82,7 +86,8 @@ class GpuProfile:
     memory_bytes_per_s : int
         Bandwidth of its memory.
     htod, dtoh, dtod : (float, float)
-        Latency in us and bandwidth in GB/s (10^9 byte).
+        Latency in us and bandwidth in GB/s (10^9 byte). A kernel that uses the host's memory in place
+        reads at the rate of htod and writes at that of dtoh: assumed, no capture shows it.
     turnaround_ns : float
         Between two pushes, ns.
     source, error : str

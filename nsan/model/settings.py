@@ -7,7 +7,13 @@ from typing import Final
 
 from nsan.errors import ProgramError
 from nsan.model.engine.state import Rules
-from nsan.model.profiles import GpuProfile, HostProfile, gpu_profile, host_profile
+from nsan.model.profiles import (
+    REMOTE_LATENCY_NS,
+    GpuProfile,
+    HostProfile,
+    gpu_profile,
+    host_profile,
+)
 from nsan.uvm.constants import BIG_PAGE_BYTES, FAULT_BATCH_SIZE, VA_BLOCK_BYTES
 
 
@@ -165,6 +171,7 @@ class Settings:
             cpu_fault_ns=int(host.cpu_fault_ns),
             cpu_touch_ns=int(host.cpu_touch_ns),
             wake_ns=5_000,
+            remote_ns=REMOTE_LATENCY_NS,
             prefetch_block_ns=int(host.prefetch_block_ns),
             htod_latency_ns=gpu.htod[0] * 1_000,
             htod_ns_per_byte=1 / gpu.htod[1],

@@ -273,6 +273,131 @@ def test_a_write_through_a_mapping_invalidates_the_other_copy():
     assert (ran.resident(CPU), ran.resident(0), ran.resident(1)) == ({0}, set(), set())
 
 
+# Memory that is used from afar ----------------------------------------------------------------------
+
+READ_NS = 1 / 26.8
+"""Per byte from the host to the default GPU; 26.3 back. A remote access takes 1000 ns more, an assumption."""
+
+PAGE_STEP_NS = 781
+"""One thread block computes for a page: 200 000 ns per MiB, so 781.25 ns for 4 KiB, whole ns."""
+
+RETIRE_NS = 1_000
+"""From the last thread block to the end of its kernel."""
+
+
+def afar(n_bytes, *streams, threads=256, advice=(("accessed_by", 0),), **kernel):
+    """A kernel of as many thread blocks as an array of the CPU has KiB works on it in place."""
+    return modelled(
+        *(operation for name in "ab" for operation in (Allocate(name, n_bytes), touch(name))),
+        *(Advise(name, *one) for name in "ab" for one in advice),
+        Launch(Kernel("k", n_bytes // KIB, threads, streams, **kernel)),
+        Synchronize(),
+    )
+
+
+def duration(ran, nth=0):
+    work = ran.happened.work[nth][1]
+    return work.end_ns - work.start_ns
+
+
+def near(ns, least):
+    """Not below what the link needs, and at most a fifth above."""
+    return least <= ns <= 1.2 * least
+
+
+@pytest.mark.parametrize(("write", "rate"), [(False, 26.8), (True, 26.3)])
+def test_thread_blocks_share_the_rate_of_the_link_for_memory_of_the_cpu(write, rate):
+    ran = afar(16 * MIB, Stream(allocation="a", write=write))
+    assert near(duration(ran), 16 * MIB / rate)
+    assert (ran.rows("batches"), ran.rows("copies")) == ([], [])
+
+
+def test_nothing_of_the_cpus_memory_stays_with_the_gpu():
+    ran = afar(16 * MIB, Stream(allocation="a"), repeat=2)
+    assert near(duration(ran), 2 * 16 * MIB * READ_NS)
+
+
+def test_loads_and_stores_go_over_the_link_at_once():
+    ran = afar(16 * MIB, Stream(allocation="a"), Stream(allocation="b", write=True, phase=1))
+    assert near(duration(ran), 16 * MIB / 26.3)
+
+
+def test_each_gpu_has_its_own_link():
+    stream = Stream(allocation="a")
+    kernel = Kernel("k", 16 * MIB // KIB, 256, (stream,))
+    ran = modelled(
+        Allocate("a", 16 * MIB),
+        touch("a"),
+        *(Advise("a", "accessed_by", gpu) for gpu in (0, 1)),
+        *(Launch(kernel, gpu) for gpu in (0, 1)),
+        Synchronize(),
+        n_gpus=2,
+    )
+    assert near(duration(ran, 0), 16 * MIB * READ_NS)
+    assert near(duration(ran, 1), 16 * MIB * READ_NS)
+
+
+def test_an_element_that_is_drawn_at_random_moves_its_sector_of_32_byte():
+    ran = afar(1 * MIB, Random(allocation="a", element_bytes=4, draws=512))
+    assert near(duration(ran), 1024 * 512 * 32 * READ_NS)
+
+
+def test_one_thread_block_waits_for_each_access_from_afar():
+    # A step per page: 4096 byte in 153 ns, 1000 ns of latency, and what it computes.
+    ran = modelled(
+        Allocate("a", 1 * MIB), touch("a"), Advise("a", "accessed_by", 0), read("a"), Synchronize()
+    )
+    assert duration(ran) == 256 * (153 + 1_000 + PAGE_STEP_NS) + RETIRE_NS
+
+
+def test_memory_of_the_gpu_costs_no_more_than_its_computing():
+    ran = modelled(
+        Allocate("a", 1 * MIB), touch("a"), Prefetch("a"), read("a", write=True), Synchronize()
+    )
+    assert duration(ran) == 256 * PAGE_STEP_NS + RETIRE_NS
+
+
+def test_an_access_that_faults_and_is_mapped_from_afar_goes_over_the_link_after_the_replay():
+    # 100 ns until the access is tried again, then as above.
+    ran = modelled(
+        Allocate("a", 4 * KIB),
+        touch("a"),
+        Advise("a", "preferred_location", CPU),
+        read("a"),
+        Synchronize(),
+        jitter_ns=1,
+    )
+    [batch] = ran.batches(0)
+    end = ran.happened.work[0][1].end_ns
+    assert end - batch["end_ns"] == 100 + 153 + 1_000 + PAGE_STEP_NS + RETIRE_NS
+
+
+def test_memory_preferred_at_the_cpu_costs_the_link_once_it_is_mapped():
+    kernel = Kernel("k", 4 * MIB // KIB, 256, (Stream(allocation="a"),))
+    ran = modelled(
+        Allocate("a", 4 * MIB),
+        touch("a"),
+        Advise("a", "preferred_location", CPU),
+        *(Launch(kernel), Synchronize()) * 2,
+    )
+    last = ran.happened.work[1][1].start_ns
+    assert max(batch["end_ns"] for batch in ran.batches(0)) < last
+    assert near(duration(ran, 1), 4 * MIB * READ_NS)
+    assert ran.rows("copies") == []
+
+
+def test_a_pinned_page_costs_the_link_at_each_store():
+    # 4096 byte at 26.3 GB/s take 156 ns. What is left of 30 000 steps when the page is mapped ends in the pin.
+    ran = fight()
+    pin = measures(ran, engine.REMOTE_MAP)[0]["start_ns"]
+    [mapped] = [batch["end_ns"] for batch in ran.batches(0) if batch["outcome"] == engine.REMOTE]
+    work = ran.happened.work[0][1]
+    assert work.end_ns < pin + 150_000_000
+    left = 30_000 - (mapped - work.start_ns) // PAGE_STEP_NS
+    assert left > 10_000
+    assert work.end_ns - mapped >= left * (156 + 1_000 + PAGE_STEP_NS)
+
+
 # Capacity -----------------------------------------------------------------------------------------
 
 THREE_BLOCKS = tuple(

@@ -308,7 +308,11 @@ def _note(row: dict[str, Any]) -> str:
     note = "Stitched: the requests run again, large ones in whole chunks of 2 MiB."
     error = row["baseline_reserved_bytes"] - row["peak_reserved_bytes"]
     if error:
-        note += f" The baseline is {error:+} byte from the record: the error of a rerun."
+        way = "more" if error > 0 else "less"
+        note += (
+            f" The baseline reserves {format_bytes(abs(error))} {way} than the record: the error of a "
+            "rerun."
+        )
     if row["saved_bytes"] < 0:
         note += " Rounding to chunks takes more than stitching saves."
     return note

@@ -2,6 +2,6 @@
 
 ``state`` holds the arrays, ``queue`` the events in order of time, ``patterns`` says what a thread
 block touches, ``residency`` where pages are and what moves them, ``thrashing`` the measures against
-ping-pong, ``service`` the driver's answer to a batch, ``gpu`` and ``host`` the processors that
-fault, ``loop`` turns the crank.
+ping-pong, ``service`` the driver's answer to a batch, ``link`` what a GPU does with pages that
+stay at the host, ``gpu`` and ``host`` the processors that fault, ``loop`` turns the crank.
 """

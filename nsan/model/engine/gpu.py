@@ -11,11 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from nsan.model.engine.jit import compiled
+from nsan.model.engine.link import cross_link, sector_bytes
 from nsan.model.engine.patterns import n_items, span
 from nsan.model.engine.queue import put, random_below
 from nsan.model.engine.residency import accessible
 from nsan.model.engine.service import begin_work, serve_batch
 from nsan.model.engine.state import (
+    ARRIVES,
     BATCHES,
     BUFFERED,
     COPIED,
@@ -27,6 +29,7 @@ from nsan.model.engine.state import (
     FETCH,
     FETCH_DUE,
     FIRST_TOUCHED,
+    FROM_HOST,
     GRID,
     IN_PHASE,
     IN_SERVICE,
@@ -95,23 +98,28 @@ def block_ready(state: State, rules: Rules, gpu: int, slot: int, time: int) -> N
     now = state.gpu.now[gpu]
     numbers = state.gpu.slots[gpu, slot]
     while True:
-        if _collect(state, rules, gpu, slot):
+        n_missing = _collect(state, rules, gpu, slot)
+        cross_link(state, rules, gpu, slot, time)
+        if n_missing:
             state.gpu.stalled[gpu, now[STALLED]] = slot
             now[STALLED] += 1
             _raise_faults(state, rules, gpu, slot, time)
             return
+        waits = numbers[ARRIVES] > time
+        time = max(time, numbers[ARRIVES])
         numbers[CURSOR] = numbers[SEEN] = 0
         numbers[PHASE] += 1
-        if numbers[PHASE] < now[PHASES]:
+        if numbers[PHASE] == now[PHASES]:
+            numbers[PHASE] = 0
+            numbers[STEP] += 1
+            time += now[STEP_NS]
+            if numbers[STEP] >= now[STEPS]:
+                if _next_block(state, gpu, slot, time):
+                    delay = random_below(state.scratch, rules.jitter_ns)
+                    put(state.queue, time + delay, TB_READY, slot << _SLOT_SHIFT | gpu)
+                return
+        elif not waits:
             continue
-        numbers[PHASE] = 0
-        numbers[STEP] += 1
-        time += now[STEP_NS]
-        if numbers[STEP] >= now[STEPS]:
-            if _next_block(state, gpu, slot, time):
-                delay = random_below(state.scratch, rules.jitter_ns)
-                put(state.queue, time + delay, TB_READY, slot << _SLOT_SHIFT | gpu)
-            return
         if state.queue.n[0] and state.queue.time[0] <= time:
             put(state.queue, time, TB_READY, slot << _SLOT_SHIFT | gpu)
             return
@@ -135,9 +143,13 @@ def _next_block(state: State, gpu: int, slot: int, time: int) -> bool:
 
 @compiled
 def _collect(state: State, rules: Rules, gpu: int, slot: int) -> int:
-    """List the pages of the current phase that are missing, item by item over its streams."""
+    """List the pages of the current phase that are missing, item by item over its streams.
+
+    What is there but not here goes over the link: its bytes are counted.
+    """
     now, numbers = state.gpu.now[gpu], state.gpu.slots[gpu, slot]
     place = (numbers[TB], now[GRID], numbers[STEP] % now[SWEEP_STEPS], numbers[STEP])
+    bit = 1 << (gpu + 1)
     item = numbers[CURSOR]
     n = 0
     more = True
@@ -160,7 +172,12 @@ def _collect(state: State, rules: Rules, gpu: int, slot: int) -> int:
                 numbers[SEEN] = seen
                 if not accessible(state, page, gpu + 1, stream[WRITES]):
                     state.gpu.pending[gpu, slot, n] = page << 1 | stream[WRITES]
+                    end = first + length - 1
+                    state.gpu.pending_bytes[gpu, slot, n] = sector_bytes(rules, page, first, end)
                     n += 1
+                elif not state.memory.where[page] & bit:
+                    end = first + length - 1
+                    numbers[FROM_HOST + stream[WRITES]] += sector_bytes(rules, page, first, end)
         if seen > numbers[SEEN]:
             break  # the rest of this item comes when these pages are there
         numbers[SEEN] = 0
@@ -375,13 +392,21 @@ def replay(state: State, rules: Rules, gpu: int, time: int) -> None:
 
 @compiled
 def _still_missing(state: State, gpu: int, slot: int) -> int:
-    """Keep the accesses of a thread block that still miss; the others are satisfied for good."""
+    """Keep the accesses of a thread block that still miss; the others are satisfied for good.
+
+    Those to pages that were mapped from afar have yet to use the link.
+    """
     pending, numbers = state.gpu.pending[gpu, slot], state.gpu.slots[gpu, slot]
+    n_bytes = state.gpu.pending_bytes[gpu, slot]
+    bit = 1 << (gpu + 1)
     n = 0
     for i in range(numbers[PENDING]):
-        if not accessible(state, pending[i] >> 1, gpu + 1, pending[i] & 1):
-            pending[n] = pending[i]
+        page, write = pending[i] >> 1, pending[i] & 1
+        if not accessible(state, page, gpu + 1, write):
+            pending[n], n_bytes[n] = pending[i], n_bytes[i]
             n += 1
+        elif not state.memory.where[page] & bit:
+            numbers[FROM_HOST + write] += n_bytes[i]
     numbers[PENDING] = n
     numbers[RAISED] = n  # a replay raises what it can itself
     return n

@@ -102,7 +102,13 @@ PENDING: Final = number(4)
 RAISED: Final = number(5)
 SEEN: Final = number(6)
 """Pages of the current item that have been looked at: items may have more than fit."""
-SLOT_NUMBERS: Final = number(7)
+FROM_HOST: Final = number(7)
+TO_HOST: Final = number(8)
+"""Bytes that it has read and written in the host's memory, in place, since it last used the link; a
+store's is the column after a load's."""
+ARRIVES: Final = number(9)
+"""When the last of these accesses is done."""
+SLOT_NUMBERS: Final = number(10)
 
 # Numbers of one access stream: columns of Gpu.streams; the last eight are its pattern's own.
 PATTERN: Final = number(0)
@@ -188,6 +194,7 @@ class Rules(NamedTuple):
     cpu_fault_ns: int
     cpu_touch_ns: int
     wake_ns: int
+    remote_ns: int
     prefetch_block_ns: int
     htod_latency_ns: float
     htod_ns_per_byte: float
@@ -243,10 +250,14 @@ class Gpu(NamedTuple):
     shapes: NDArray[np.float64]
     slots: Ints
     pending: Ints
+    pending_bytes: Small
+    """What each pending access would move over the link if its page were mapped from afar."""
     stalled: Small
     entry_page: Ints
     entry_ns: Ints
     copies_free_ns: Ints
+    link_free_ns: NDArray[np.float64]
+    """When the link is free for remote loads and for remote stores."""
 
 
 class Queue(NamedTuple):
@@ -426,8 +437,10 @@ def _new_gpus(capacity_chunks: list[int], buffer_entries: int) -> Gpu:
         shapes=np.zeros((n_gpus, MAX_STREAMS), np.float64),
         slots=np.zeros((n_gpus, MAX_SLOTS, SLOT_NUMBERS), np.int64),
         pending=np.zeros((n_gpus, MAX_SLOTS, MAX_PENDING), np.int64),
+        pending_bytes=np.zeros((n_gpus, MAX_SLOTS, MAX_PENDING), np.int32),
         stalled=np.zeros((n_gpus, MAX_SLOTS), np.int32),
         entry_page=np.zeros((n_gpus, buffer_entries), np.int64),
         entry_ns=np.zeros((n_gpus, buffer_entries), np.int64),
         copies_free_ns=np.zeros((n_gpus, 2), np.int64),
+        link_free_ns=np.zeros((n_gpus, 2), np.float64),
     )
