@@ -59,7 +59,7 @@ def open_trace(path: str | Path, *, progress: bool = False) -> Trace:
     return open_store(folder, manifest)
 
 
-def open_snapshot(path: str | Path) -> Snapshot:
+def open_snapshot(path: str | Path, *, keep_paths: bool = False) -> Snapshot:
     """Open a memory snapshot of PyTorch's caching allocator.
 
     Parameters
@@ -68,6 +68,8 @@ def open_snapshot(path: str | Path) -> Snapshot:
         What ``torch.cuda.memory._dump_snapshot`` wrote, or a pickle of
         ``torch.cuda.memory_snapshot()``; plain or gzipped, of torch 2.0 to 2.14. It is read by a
         process of its own that may do nothing else, and is never written to.
+    keep_paths : bool, default False
+        Keep the paths of source files whole; else folders are cut off that are not those of a library.
 
     Returns
     -------
@@ -89,7 +91,7 @@ def open_snapshot(path: str | Path) -> Snapshot:
     """
     from nsan.io.torch_snapshot.frames import read_snapshot
 
-    return read_snapshot(Path(path))
+    return read_snapshot(Path(path), keep_paths=keep_paths)
 
 
 def capture_at(path: Path) -> Path:

@@ -44,9 +44,9 @@ class SnapshotInfo:
     """``dict``, or ``list`` (segments only)."""
     protocol: int
     torch_version: str
-    """Lowest version whose keys these are."""
+    """Lowest version whose keys these are; empty where no caching allocator made it (``model``)."""
     torch_versions: str
-    """All versions that it can be, as ``2.9 to 2.11``."""
+    """All versions that it can be, as ``2.9 to 2.11``; empty as well."""
     devices: list[DeviceHistory] = field(default_factory=list)
     n_host_segments: int = 0
     """Of pinned host memory; left out."""
@@ -55,7 +55,11 @@ class SnapshotInfo:
     """By place and key: items that have it."""
     unknown_actions: dict[str, int] = field(default_factory=dict)
     odd_cells: dict[str, int] = field(default_factory=dict)
-    """By place and key: values of a wrong type or out of range, null where no reading makes sense."""
+    """By place and key: values of a wrong type or out of range, null where no reading makes sense.
+
+    Segments and blocks that no machine can have (larger than 2^47 byte, past the last address), and
+    segments and entries of a GPU beyond number 127, are left out and counted by what cannot be.
+    """
     model: dict[str, str | None] = field(default_factory=dict)
     """How nsan's model made it."""
     warnings: list[str] = field(default_factory=list)
@@ -94,4 +98,7 @@ class Snapshot:
     info: SnapshotInfo
 
     def __repr__(self) -> str:
-        return f"<Snapshot {self.info.source}, torch {self.info.torch_versions}>"
+        made = (
+            f"torch {self.info.torch_versions}" if self.info.torch_versions else "plain allocator"
+        )
+        return f"<Snapshot {self.info.source}, {made}>"

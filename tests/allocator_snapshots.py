@@ -24,7 +24,9 @@ def random_snapshot(seed=1, n_devices=2, n_operations=300, settings=SMALL_GPU):
     for device in range(n_devices):
         recorded = Recorded(settings)
         _run(random.Random(f"{seed} {device}"), recorded.machine, n_operations)
-        for name, frame in zip(("segments", "blocks", "allocator_events"), recorded.frames(), strict=True):
+        for name, frame in zip(
+            ("segments", "blocks", "allocator_events"), recorded.frames(), strict=True
+        ):
             tables[name].append(_of_device(frame, device, 1000 * device))
     stacks = [(stack, depth) for stack in range(N_STACKS) for depth in range(2)]
     tables["stacks"] = [

@@ -100,8 +100,15 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
     from nsan.analysing import kinds_of, run_analysis
     from nsan.analysis.catalog import find
     from nsan.contract import SCHEMA
+    from nsan.torch_alloc.file_settings import odd_settings
 
-    document: dict[str, Any] = {"schema": SCHEMA, **snapshot.info.to_dict(), "kinds": {}}
+    values = snapshot.allocator_settings.select("name", "value").collect()
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        **snapshot.info.to_dict(),
+        "odd_settings": odd_settings(dict(values.iter_rows())),
+        "kinds": {},
+    }
     for part, analysis_name in _ANALYSES.items():
         analysis = find(analysis_name)
         rows = run_analysis(snapshot, analysis).collect()
@@ -204,6 +211,10 @@ def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
     if odd:
         cells = _few(document["odd_cells"])
         yield f"Note: {format_count(odd)} values could not be used ({cells}); they count as unknown."
+    if document["odd_settings"]:
+        yield (
+            f"Note: settings of odd values count as PyTorch's default ({_few(document['odd_settings'])})."
+        )
     for what in ("keys", "actions"):
         if found := document[f"unknown_{what}"]:
             yield f"Note: {what} that nsan does not know were left out ({_few(found)})."

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from nsan.errors import UsageError
-from nsan.torch_alloc.constants import N_DIVISIONS
+from nsan.torch_alloc.constants import MIN_LARGE_BYTES, N_DIVISIONS
 from nsan.torch_alloc.settings import DEFAULT_SETTINGS, AllocatorSettings
-from nsan.units import MIB
+from nsan.units import GIB, MIB
 
 WITHOUT_EFFECT: Final = frozenset(
     {
@@ -28,6 +28,9 @@ WITHOUT_EFFECT: Final = frozenset(
     }
 )
 """Keys that PyTorch knows and that do not change how much GPU memory the allocator takes."""
+
+_MOST_SEGMENT_BYTES: Final = 1024 * GIB
+"""Far more than a GPU has: sums of such segments still fit in 63 bits."""
 
 
 def parse_conf(text: str, base: AllocatorSettings = DEFAULT_SETTINGS) -> AllocatorSettings:
@@ -61,7 +64,7 @@ def parse_conf(text: str, base: AllocatorSettings = DEFAULT_SETTINGS) -> Allocat
     (2, 2, 2, 0, 1, 1)
     """
     found: dict[str, Any] = {}
-    for pair in _split(text):
+    for pair in pairs_of(text):
         key, colon, value = (part.strip() for part in pair.partition(":"))
         if key in _READERS and colon and value:
             name, read = _READERS[key]
@@ -76,13 +79,35 @@ def parse_conf(text: str, base: AllocatorSettings = DEFAULT_SETTINGS) -> Allocat
     return replace(base, **found)
 
 
-def _split(text: str) -> list[str]:
-    """Cut at the commas that do not stand in brackets."""
+def pairs_of(text: str) -> list[str]:
+    """Cut a text at the commas that do not stand in brackets.
+
+    Raises
+    ------
+    UsageError
+        If a bracket is not closed, or not opened.
+
+    Examples
+    --------
+    >>> pairs_of("max_split_size_mb:64,roundup_power2_divisions:[256:1,>:4]")
+    ['max_split_size_mb:64', 'roundup_power2_divisions:[256:1,>:4]']
+    """
     if not re.fullmatch(r"[^\[\]]*(\[[^\[\]]*\][^\[\]]*)*", text):
         msg = f"{text!r}: a bracket is not closed, or not opened."
         raise UsageError(msg)
     pairs = re.split(r",(?![^\[]*\])", text)
     return [pair for pair in pairs if pair.strip()]
+
+
+def field_of(key: str) -> str | None:
+    """Give the field of the settings that a key sets; None if it sets none.
+
+    Examples
+    --------
+    >>> field_of("large_segment_size_mb"), field_of("backend")
+    ('large_segment_bytes', None)
+    """
+    return _READERS[key][0] if key in _READERS else None
 
 
 def _number(key: str, text: str) -> int:
@@ -94,6 +119,14 @@ def _number(key: str, text: str) -> int:
 
 def _mib(key: str, text: str) -> int:
     return _number(key, text) * MIB
+
+
+def _large_segment(key: str, text: str) -> int:
+    size = _mib(key, text)
+    if not MIN_LARGE_BYTES <= size <= _MOST_SEGMENT_BYTES:
+        msg = f"{key}:{text}: take 10 to 1048576, as the requests below 10 MiB must fit in it."
+        raise UsageError(msg)
+    return size
 
 
 def _above_20_mib(key: str, text: str) -> int:
@@ -157,6 +190,6 @@ _READERS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     "expandable_segments": ("expandable_segments", _flag),
     "per_process_memory_fraction": ("memory_fraction", _share),
-    "large_segment_size_mb": ("large_segment_bytes", _mib),
+    "large_segment_size_mb": ("large_segment_bytes", _large_segment),
 }
 """Field of the settings and reader of the value, by key."""

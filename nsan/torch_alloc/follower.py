@@ -10,7 +10,7 @@ from typing import Final
 
 from nsan.torch_alloc.blocks import Block, FreeList, Segment
 from nsan.torch_alloc.books import NEVER, Books
-from nsan.torch_alloc.constants import DEFAULT_POOL, SMALL_BYTES, SMALL_SEGMENT_BYTES
+from nsan.torch_alloc.constants import DEFAULT_POOL, SMALL_SEGMENT_BYTES
 from nsan.torch_alloc.history import ALLOC, OOM, Entries
 from nsan.torch_alloc.keeper import Keeper
 from nsan.torch_alloc.machine import CachingAllocator
@@ -108,7 +108,7 @@ class Follower(Keeper):
         homes = self._homes.get(self._streams[at]) if self._has_one_pool else None
         if homes is None:
             homes = self._homes_of(at)
-        home = homes[rounded <= SMALL_BYTES]
+        home = homes[rounded <= machine.small_bytes]
         fit = self._fresh_fit(home, rounded) if self._fresh is not None else None
         if fit is None:
             fit = machine.find(home, rounded)
@@ -194,7 +194,8 @@ class Follower(Keeper):
         for other in others:
             self._drop(other, at)
         pool = entries.pools[at] or self._pools.get((va, n_bytes), DEFAULT_POOL)
-        home = machine.home(entries.streams[at], pool, is_small=n_bytes == SMALL_SEGMENT_BYTES)
+        is_small = n_bytes == SMALL_SEGMENT_BYTES and machine.settings.is_caching
+        home = machine.home(entries.streams[at], pool, is_small=is_small)
         rounded = self._request_after(at)
         is_exact = (
             rounded is not None
@@ -218,7 +219,7 @@ class Follower(Keeper):
 
     def _is_needed(self, home: FreeList, rounded: int) -> bool:
         """Tell whether no free block fits, or only one that was freed while the request waited."""
-        if home.pool.is_small != (rounded <= SMALL_BYTES):
+        if home.pool.is_small != (rounded <= self.machine.small_bytes):
             return False
         fit = self.machine.find(home, rounded)
         if fit is None:

@@ -110,7 +110,7 @@ class Heap:
     def _open_home(self, stream: int, pool: str, *, is_small: bool) -> FreeList:
         half = self.pools.setdefault((pool, is_small), BlockPool(pool, is_small=is_small))
         splits_at_512 = is_small or self.settings.expandable_segments
-        limit = self.settings.max_split_bytes
+        limit = self.settings.max_split_bytes if self.settings.is_caching else 0
         home = FreeList(
             half,
             stream,
@@ -128,7 +128,8 @@ class Heap:
         Block
             The front, with a new serial number; the rest keeps its own.
         """
-        front = self.new_block(block.va, n_bytes, block.segment)
+        self._n_blocks_made += 1
+        front = Block(block.va, n_bytes, block.segment, self._n_blocks_made)
         before = front.prev = block.prev
         if before is None:
             block.segment.first = front

@@ -229,29 +229,30 @@ class _Undoing:
     def __init__(self, state: State, entries: Entries) -> None:
         self._state = state
         self._entries = entries
+        self._held, self._va, self._n_bytes = state.held, entries.va, entries.n_bytes
         self._has_requests = FREE_REQUESTED in entries.actions
         self.requests_are_missing = False
 
     def alloc(self, at: int) -> None:
-        held = self._state.held.pop(self._entries.va[at], None)
+        held = self._held.pop(self._va[at], None)
         if held is None:
             self._state.n_contradictions += 1
         elif held.is_pending and not self._has_requests:
             self.requests_are_missing = True
 
     def free_completed(self, at: int) -> None:
-        va = self._entries.va[at]
-        if va in self._state.held:
+        va = self._va[at]
+        if va in self._held:
             self._state.n_contradictions += 1
         else:
-            self._state.held[va] = Held(self._entries.n_bytes[at], is_pending=True)
+            self._held[va] = Held(self._n_bytes[at], None, True)  # noqa: FBT003 - often, and names cost
 
     def free_requested(self, at: int) -> None:
-        va = self._entries.va[at]
-        held = self._state.held.get(va)
+        va = self._va[at]
+        held = self._held.get(va)
         if held is None:
             # The completion was not recorded: the block was in use until here all the same.
-            self._state.held[va] = Held(self._entries.n_bytes[at])
+            self._held[va] = Held(self._n_bytes[at])
             self._state.silent.add(at)
         elif held.is_pending:
             held.is_pending = False

@@ -12,7 +12,6 @@ from nsan.torch_alloc.blocks import Block, FreeList, Segment
 from nsan.torch_alloc.constants import (
     MIN_BLOCK_BYTES,
     ROUND_LARGE_BYTES,
-    SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
 )
 from nsan.torch_alloc.machine import CachingAllocator
@@ -46,7 +45,8 @@ def _of_segment(segment: Segment, allocator: CachingAllocator) -> Iterator[str]:
         yield f"The blocks of {segment} do not add up to its size."
     if segment.va % ROUND_LARGE_BYTES:
         yield f"{segment} does not begin at a multiple of 2 MiB."
-    if segment.n_bytes % ROUND_LARGE_BYTES:
+    is_caching = allocator.settings.is_caching
+    if is_caching and segment.n_bytes % ROUND_LARGE_BYTES:
         yield f"The size of {segment} is not a multiple of 2 MiB."
     if segment.is_small and not segment.is_expandable and segment.n_bytes != SMALL_SEGMENT_BYTES:
         yield f"{segment} of the small pool is not of 2 MiB."
@@ -55,7 +55,9 @@ def _of_segment(segment: Segment, allocator: CachingAllocator) -> Iterator[str]:
             yield f"{one} and {other} do not touch."
         if one.state == other.state == "free":
             yield f"{one} and {other} are free neighbours."
-    rounds_to_512 = not any(d > 1 for d in allocator.settings.roundup_power2_divisions)
+    rounds_to_512 = is_caching and not any(
+        d > 1 for d in allocator.settings.roundup_power2_divisions
+    )
     for block in blocks:
         yield from _of_block(block, segment, allocator, rounds_to_512=rounds_to_512)
 
@@ -70,7 +72,7 @@ def _of_block(
     rounded = allocator.rounded(block.requested_bytes)
     if block.requested_bytes > rounded or rounded > block.n_bytes:
         yield f"{block} is smaller than its request of {block.requested_bytes} byte."
-    if segment.is_small != (rounded <= SMALL_BYTES):
+    if segment.is_small != (rounded <= allocator.small_bytes):
         yield f"{block} is in the wrong half of its pool."
     home = segment.home
     rest = block.n_bytes - rounded

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nsan.torch_alloc.blocks import Block, FreeList, Segment
 from nsan.torch_alloc.books import NEVER, Books
-from nsan.torch_alloc.constants import DEFAULT_POOL, SMALL_BYTES
+from nsan.torch_alloc.constants import DEFAULT_POOL
 from nsan.torch_alloc.machine import CachingAllocator
 
 
@@ -51,7 +51,7 @@ class Keeper:
         rounded = self.machine.rounded(requested)
         if self.machine.segments_in(va, va + rounded):
             return
-        home = self.machine.home(0, DEFAULT_POOL, is_small=rounded <= SMALL_BYTES)
+        home = self.machine.home(0, DEFAULT_POOL, is_small=rounded <= self.machine.small_bytes)
         block = self._claim(va, rounded, requested, home, NEVER)
         if is_pending:
             self.machine.allocated_bytes -= block.n_bytes

@@ -4,6 +4,10 @@ Source: ``DeviceCachingAllocator`` of ``c10/cuda/CUDACachingAllocator.cpp`` (2.6
 checked against real histories (see the replay). What only the real program can know, the caller says: when
 other streams are done with a block (:meth:`CachingAllocator.complete`), when the cache is emptied, where
 the driver puts a segment.
+
+Two options of a MemPool are not modelled, because no key of a snapshot tells which pool has them: ``use_on_oom``
+(from 2.8; when memory runs out other requests are served from the pool too) and ``no_split`` (from 2.10; its blocks
+are never split). In a replay the requests that they change show as addresses that were not predicted.
 """
 
 from __future__ import annotations
@@ -54,6 +58,8 @@ class CachingAllocator(Heap):
         Segments taken from the driver so far; expandable ones are not counted, as in PyTorch.
     n_retries : int
         How often all free segments were released to serve a request (num_alloc_retries).
+    small_bytes : int
+        Rounded requests up to this size are served by the small pool; -1 without a cache.
     """
 
     def __init__(
@@ -63,14 +69,13 @@ class CachingAllocator(Heap):
         place: Callable[[int], int] | None = None,
         listen: Listen | None = None,
     ) -> None:
-        if settings.memory_fraction is not None and settings.device_bytes is None:
-            msg = "A memory fraction needs the size of the GPU's memory: set device_bytes too."
-            raise UsageError(msg)
+        if not settings.is_caching:
+            settings = _without_cache(settings)
         super().__init__(settings, place=place, listen=listen)
         self._limits_splits = settings.max_split_bytes is not None
-        self._divisions = (
-            settings.roundup_power2_divisions if any(settings.roundup_power2_divisions) else ()
-        )
+        self._divisions = settings.roundup_power2_divisions
+        self._rounds_otherwise = any(self._divisions) or not settings.is_caching
+        self.small_bytes = SMALL_BYTES if settings.is_caching else -1
         self.collects_garbage = releasing.collects_garbage(settings)
         self._pending: dict[Block, None] = {}
         self.expandable = ExpandableMemory(self)
@@ -106,7 +111,7 @@ class CachingAllocator(Heap):
             msg = f"A request for {n_bytes} byte never reaches the allocator: ask for at least 1."
             raise UsageError(msg)
         rounded = self.rounded(n_bytes)
-        home = self.home(stream, pool, is_small=rounded <= SMALL_BYTES)
+        home = self.home(stream, pool, is_small=rounded <= self.small_bytes)
         block = self.find(home, rounded)
         if block is None:
             block = self._make_room(home, rounded, n_bytes)
@@ -144,7 +149,7 @@ class CachingAllocator(Heap):
         if pending:
             self._pending[block] = None
         else:
-            self.put_back(block)
+            self._put_back_whole(block)
 
     def complete(self, block: Block) -> None:
         """End a pending free: the other streams are done with the block.
@@ -163,7 +168,13 @@ class CachingAllocator(Heap):
         if self._pending.pop(block, self) is not None:
             msg = f"The block at {block.va:#x} is {block.state}: no free of it is pending."
             raise UsageError(msg)
+        self._put_back_whole(block)
+
+    def _put_back_whole(self, block: Block) -> None:
+        """Complete a free; without a cache the segment goes too."""
         self.put_back(block)
+        if not self.settings.is_caching:
+            self.release(block.segment)
 
     def empty_cache(self) -> list[Segment]:
         """Give every segment without an active block back to the driver (``torch.cuda.empty_cache``).
@@ -242,13 +253,16 @@ class CachingAllocator(Heap):
 
     def rounded(self, n_bytes: int) -> int:
         """Round a request to the size of a block (:func:`~nsan.torch_alloc.rounding.round_size`)."""
-        if self._divisions:
-            return round_size(n_bytes, self._divisions)
+        if self._rounds_otherwise:
+            return round_size(n_bytes, self._divisions) if self.settings.is_caching else n_bytes
         return (n_bytes + (MIN_BLOCK_BYTES - 1)) & -MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
 
     def segment_size(self, rounded: int) -> int:
         """Give the size of the segment that would be made for a request that nothing free fits."""
-        return segment_size(rounded, self.settings.large_segment_bytes)
+        settings = self.settings
+        return (
+            segment_size(rounded, settings.large_segment_bytes) if settings.is_caching else rounded
+        )
 
     def find(self, home: FreeList, rounded: int) -> Block | None:
         """Search the best fit for a rounded request (``get_free_block``); the block stays listed."""
@@ -390,7 +404,7 @@ class CachingAllocator(Heap):
         block = self._grow(home, rounded)
         if block is None and releasing.release_oversize(self, home, rounded):
             block = self._grow(home, rounded)
-        if block is None:
+        if block is None and self.settings.is_caching:
             releasing.release_cached(self)
             self.n_retries += 1
             block = self._grow(home, rounded)
@@ -409,3 +423,13 @@ class CachingAllocator(Heap):
         if not self.has_memory(size):
             return None
         return self.add_segment(self.place(size), size, home).first
+
+
+def _without_cache(settings: AllocatorSettings) -> AllocatorSettings:
+    """Keep what counts without a cache: the limits."""
+    return AllocatorSettings(
+        memory_fraction=settings.memory_fraction,
+        device_bytes=settings.device_bytes,
+        tie_break=settings.tie_break,
+        is_caching=False,
+    )

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 def collects_garbage(settings: AllocatorSettings) -> bool:
     """Tell whether garbage collection can act under these settings.
 
-    It needs a threshold and a memory fraction; from 2.12 on the fraction must be below 1.
+    It needs a threshold and a memory fraction of a known memory; from 2.12 on the fraction must be below 1.
     """
     fraction = settings.memory_fraction
     if settings.garbage_collection_threshold == 0 or fraction is None:
+        return False
+    if settings.device_bytes is None:
         return False
     return settings.tie_break == "address" or fraction < 1
 

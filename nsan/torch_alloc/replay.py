@@ -8,6 +8,12 @@ Two things cannot be told of what is older than the history. The order of age am
 the tie-breaks from 2.12 on go by, is taken to be that of the addresses. A large block that was handed out whole
 because too little (at most 1 MiB) would have remained counts without this rest if the free block behind it has
 grown since and the block is freed in the history.
+
+MemPools with ``use_on_oom`` or ``no_split`` are replayed as pools without: no key of a snapshot tells of these options
+(:mod:`nsan.torch_alloc.machine`). What they change is counted as not predicted, and repaired.
+
+A history without a cache (:attr:`~nsan.torch_alloc.settings.AllocatorSettings.is_caching`) has a segment per
+allocation; the segments go at their own entries.
 """
 
 from __future__ import annotations
@@ -84,6 +90,8 @@ class Replay:
         The history begins with an empty allocator.
     agreement : Agreement
         How far the rules predict what was recorded.
+    is_caching : bool
+        The allocator has a cache; without one the end of a segment is no release of cached memory.
     """
 
     series: pl.DataFrame
@@ -91,6 +99,7 @@ class Replay:
     segments: pl.DataFrame
     starts_empty: bool
     agreement: Agreement
+    is_caching: bool = True
 
 
 @dataclass(frozen=True)
@@ -156,6 +165,7 @@ def replay(
             n_forced_frees=follower.n_forced_frees,
             n_contradictions=run.n_contradictions,
         ),
+        is_caching=settings.is_caching,
     )
 
 
@@ -256,6 +266,9 @@ def _run(
     entries = read_entries(events)
     spans = reservations(segments, entries, settings.large_segment_bytes)
     state = undo(final_state(segments, blocks), entries)
+    if not settings.is_caching:
+        for span in state.segments:
+            span.is_small = False  # as there is one kind of segment only
     machine = CachingAllocator(settings)
     names = segments.select("va", "bytes", "pool").rows()
     follower = Follower(

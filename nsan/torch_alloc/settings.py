@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from nsan.errors import UsageError
-from nsan.torch_alloc.constants import LARGE_SEGMENT_BYTES, N_DIVISIONS
+from nsan.torch_alloc.constants import (
+    LARGE_SEGMENT_BYTES,
+    MIN_LARGE_BYTES,
+    N_DIVISIONS,
+)
 from nsan.units import MIB
 
 TieBreak = Literal["address", "block", "segment"]
@@ -55,13 +59,18 @@ class AllocatorSettings:
     expandable_segments : bool, default False
         One growing mapping per pool and stream instead of many segments.
     memory_fraction : float, optional
-        Share of the GPU's memory that may be reserved; None: no limit.
+        Share of the GPU's memory that may be reserved; no limit if None, or if ``device_bytes`` is
+        not known.
     device_bytes : int, optional
         The GPU's memory; None: without end.
     large_segment_bytes : int, default 20 MiB
         Segment for large requests below 10 MiB.
     tie_break : str, default "address"
         Order among free blocks of one size; :func:`tie_break_of`.
+    is_caching : bool, default True
+        False: no cache (``PYTORCH_NO_CUDA_MEMORY_CACHING``, or a pluggable allocator): every request is
+        a segment of just its size, which is released when its free completes. Of the other settings
+        only the limits count then.
     """
 
     max_split_bytes: int | None = None
@@ -73,6 +82,7 @@ class AllocatorSettings:
     device_bytes: int | None = None
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
     tie_break: TieBreak = "address"
+    is_caching: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what PyTorch refuses."""
@@ -81,6 +91,12 @@ class AllocatorSettings:
             raise UsageError(msg)
         if self.max_split_bytes is not None and self.max_split_bytes < LARGE_SEGMENT_BYTES:
             msg = f"max_split_size of {self.max_split_bytes} byte: PyTorch takes 20 MiB or more."
+            raise UsageError(msg)
+        if self.large_segment_bytes < MIN_LARGE_BYTES:
+            msg = (
+                f"large_segment_size of {self.large_segment_bytes} byte: take 10 MiB or more, for "
+                "the requests below 10 MiB that it serves."
+            )
             raise UsageError(msg)
         if not 0 <= self.garbage_collection_threshold < 1:
             msg = (
@@ -107,33 +123,12 @@ class AllocatorSettings:
         Returns
         -------
         AllocatorSettings
-            What is not named, or is no number, has PyTorch's default.
+            What is not named, or has a value that makes no sense, has PyTorch's default;
+            :func:`nsan.torch_alloc.file_settings.odd_settings` names the latter.
         """
-        split = int(_number(values, "max_split_size", -1))
-        divisions = tuple(
-            int(_number(values, f"roundup_power2_divisions.{1 << i}", 0))
-            for i in range(N_DIVISIONS)
-        )
-        return cls(
-            max_split_bytes=split if split > 0 else None,
-            roundup_power2_divisions=divisions,
-            garbage_collection_threshold=_number(values, "garbage_collection_threshold", 0),
-            expandable_segments=values.get("expandable_segments", "False") == "True",
-            tie_break=_tie_break(values),
-        )
+        from nsan.torch_alloc.file_settings import settings_of
 
-
-def _number(values: Mapping[str, str], name: str, default: float) -> float:
-    try:
-        return float(values[name])
-    except (KeyError, ValueError, TypeError):
-        return default
-
-
-def _tie_break(values: Mapping[str, str]) -> TieBreak:
-    major, _, minor = (values.get("torch_version") or "2.0").partition(".")
-    known = major.isdecimal() and minor.isdecimal()
-    return tie_break_of((int(major), int(minor)) if known else (2, 0))
+        return settings_of(values)[0]
 
 
 DEFAULT_SETTINGS: Final = AllocatorSettings()

@@ -120,6 +120,7 @@ class StitchingAllocator:
             expandable_segments=False,
             memory_fraction=None,
             device_bytes=None,
+            is_caching=True,
         )
         say = None if listen is None else self._say
         self._small = CachingAllocator(plain, place=self._place, listen=say)

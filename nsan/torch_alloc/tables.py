@@ -108,7 +108,12 @@ STACKS: Final = Table(
         Column("stack_id", pl.Int64, "id", "The stack."),
         Column("depth", pl.Int64, "frames", "0 is the innermost."),
         Column("function", pl.String, "text", "Function."),
-        Column("source_file", pl.String, "text", "Source file as recorded."),
+        Column(
+            "source_file",
+            pl.String,
+            "text",
+            "Source file; of a path the part from its package on, else the last.",
+        ),
         Column("source_line", pl.Int64, "line", "Source line."),
     ),
 )

@@ -155,7 +155,7 @@ def requests_of(replay: Replay) -> Requests:
     Requests
         Memory is free again when its free completes. Entries of releases in a row are one call of
         empty_cache; one right before an oom entry belongs to the failed request and is left out, as is
-        that request.
+        that request. Without a cache the end of a segment is that of its tensor: there are no releases.
     """
     asked = pl.coalesce("requested_bytes", "block_bytes").alias("asked")
     every = replay.tensors.with_columns(asked)
@@ -168,7 +168,7 @@ def requests_of(replay: Replay) -> Requests:
     own = np.arange(tensors.height, dtype=np.int64)
     is_freed = freed.is_not_null().to_numpy()
     ends = freed.drop_nulls().to_numpy().astype(np.int64)
-    starts, releases, n_unclear = _releases(replay)
+    starts, releases, n_unclear = _releases(replay) if replay.is_caching else ([], [], 0)
     sequences = np.concatenate([made, ends, np.array(starts, np.int64)])
     codes = np.concatenate(
         [own, -1 - own[is_freed], _RELEASE + np.arange(len(starts), dtype=np.int64)]

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import struct
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from nsan.errors import (
     SnapshotError,
     UnsafeSnapshotError,
 )
-from nsan.io.torch_snapshot import child, opcodes, reader
+from nsan.io.torch_snapshot import child, limits, opcodes, reader
 from nsan.io.torch_snapshot.refusal import RefusedError
 
 MIB = s.MIB
@@ -308,6 +309,37 @@ def test_keys_of_one_hash_end_by_the_limit_of_time(refused):
     assert "takes far longer to read than" in refused(colliding(16_000))
 
 
+def test_unpickling_has_a_time_of_its_own(monkeypatch):
+    """Keys of one hash cost their time before any of them is seen."""
+    spent = []
+    monkeypatch.setattr(child, "_loaded", lambda _: spent.append("load") or [])
+    child.read(
+        pickle.dumps([]),
+        before_loading=lambda: spent.append("before"),
+        after_loading=lambda: spent.append("after"),
+    )
+    assert spent == ["before", "load", "after"]
+    for n in (1 << 10, 5 << 20, 100 << 20):
+        assert limits.loading_seconds(n) < limits.allowed_seconds(n) / 1.9
+
+
+def test_the_child_holds_unpickling_to_its_own_time(tmp_path):
+    probe = tmp_path / "probe.py"
+    probe.write_text(
+        "import sys; sys.path.append(sys.argv[1])\n"
+        "from nsan.io.torch_snapshot import child\n"
+        "from nsan.io.torch_snapshot import limits\n"
+        "limits.allowed_seconds = child.allowed_seconds = lambda _: 60\n"
+        "child.main()\n"
+    )
+    path = tmp_path / "keys.pickle"
+    path.write_bytes(colliding(16_000))
+    command = [sys.executable, "-I", "-S", str(probe), str(s.REPOSITORY)]
+    with path.open("rb") as file:
+        done = subprocess.run(command, stdin=file, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGPROF
+
+
 def test_a_file_of_holes_is_refused_at_its_first_bytes(tmp_path):
     path = tmp_path / "holes.pickle"
     for head, kind in (
@@ -365,7 +397,7 @@ def test_the_child_can_do_nothing_but_answer(tmp_path):
     probe.write_text(
         "import sys; sys.path.append(sys.argv[1])\n"
         "from nsan.io.torch_snapshot import child\n"
-        "def read(data):\n"
+        "def read(data, **how):\n"
         "    found = []\n"
         "    for name, act in (('open', lambda: open(sys.argv[2], 'wb')),\n"
         "                      ('read', lambda: open(sys.argv[0])),\n"

@@ -15,6 +15,7 @@ import snapshots as s
 from polars.testing import assert_frame_equal
 
 import nsan
+from nsan.analysis.allocator.call_sites import call_sites
 from nsan.errors import (
     InputMissingError,
     NotASnapshotError,
@@ -269,8 +270,8 @@ def test_the_format_of_every_version_gives_the_same_frames(opened, version):
     assert snapshot.blocks.collect().rows() == expected_blocks(version)
     assert snapshot.allocator_events.collect().rows() == expected_events(version)
     assert snapshot.stacks.collect().rows() == [
-        (0, 0, "forward", "/home/someone/net.py", 12),
-        (0, 1, "<module>", "/home/someone/train.py", 3),
+        (0, 0, "forward", "net.py", 12),
+        (0, 1, "<module>", "train.py", 3),
     ]
     if version >= (2, 5):
         assert snapshot.annotations.collect().rows() == [
@@ -561,14 +562,240 @@ def test_a_very_long_text_is_cut_and_counted():
     [
         (lambda c: first(c).update(total_size=3 * MIB), "1 segments are not filled"),
         (lambda c: first(c).update(allocated_size=0), "1 segments name another number"),
-        (lambda c: first(c)["blocks"][0].update(requested_size=600), "1 blocks are smaller"),
+        (lambda c: first(c)["blocks"][0].update(requested_size=600), "1 blocks name an amount asked for that cannot be"),
         (lambda c: c["segments"][1].update(address=s.SMALL + MIB), "1 segments overlap"),
+        (lambda c: c["segments"].append(c["segments"][1]), "1 segments are given more than once"),
+        (lambda c: first(c)["blocks"][1].update(address=s.SMALL), "1 blocks overlap"),
+        (lambda c: first(c)["blocks"][3].update(address=s.SMALL + 2 * MIB - 512), "1 blocks reach outside"),
+        (lambda c: first(c)["blocks"][0].update(address=s.SMALL - 512), "1 blocks reach outside"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_add_up_is_said(plain, change, words):
     warnings = s.opened_here(changed(change)).info.warnings
     assert [text for text in warnings if words in text]
     assert plain.info.warnings == []
+
+
+def test_a_long_segment_overlaps_all_that_begin_in_it():
+    lengths = {0: 100, 10: 10, 30: 10, 200: 10}
+    made = [
+        s.segment(s.VA + at * MIB, [s.block(s.VA + at * MIB, n * MIB, 0, "inactive")])
+        for at, n in lengths.items()
+    ]
+    other_gpu = s.segment(s.VA, made[0]["blocks"], device=1)
+    warnings = s.opened_here([*made, other_gpu]).info.warnings
+    assert warnings == ["2 segments overlap one before them."]
+
+
+LIMIT = 1 << 47
+OVER = LIMIT + 1
+
+
+def sized(va, n, **more):
+    """A segment of one cached block."""
+    return s.segment(va, [s.block(va, n, 0, "inactive")], **more)
+
+
+@pytest.mark.parametrize(
+    ("change", "counted", "table"),
+    [
+        (lambda c: c["segments"].append(sized(s.VA + (1 << 40), OVER)), "segments.total_size", "segments"),
+        (lambda c: c["segments"].append(sized(s.VA + (1 << 40), (1 << 63) - 1)), "segments.total_size", "segments"),
+        (lambda c: c["segments"].append(sized(s.VA + (1 << 40), 1 << 70)), "segments.total_size", "segments"),
+        (lambda c: c["segments"].append(sized((1 << 64) - MIB, 2 * MIB)), "segments.address", "segments"),
+        (lambda c: c["segments"].append(sized(-MIB, 2 * MIB)), "segments.address", "segments"),
+        (lambda c: c["segments"].append(sized(s.VA, 2 * MIB, device=128)), "segments.device", "segments"),
+        (lambda c: c["segments"].append(sized(s.VA, 2 * MIB, device=-1)), "segments.device", "segments"),
+        (lambda c: first(c)["blocks"].insert(1, s.block(s.SMALL, OVER, 0, "inactive")), "blocks.size", "blocks"),
+        (lambda c: first(c)["blocks"].append(s.block((1 << 64) - 511, 512, 0, "inactive")), "blocks.address", "blocks"),
+        (lambda c: c["device_traces"].extend([[]] * 126 + [[s.entry("alloc", s.VA, 512)]]), "trace.device", "allocator_events"),
+    ],
+)  # fmt: skip
+def test_what_no_machine_can_have_is_left_out_counted_and_said(plain, change, counted, table):
+    snapshot = s.opened_here(changed(change))
+    assert snapshot.info.odd_cells == {counted: 1}
+    assert [text for text in snapshot.info.warnings if "1 " in text and "left out" in text]
+    for name in ("segments", "blocks", "allocator_events"):
+        assert_frame_equal(getattr(snapshot, name).collect(), getattr(plain, name).collect())
+    assert getattr(plain, table).collect().height > 0
+
+
+def test_the_largest_sizes_and_numbers_that_can_be_are_read():
+    top = (1 << 64) - 2 * MIB
+    made = [sized(s.VA, LIMIT), sized(top, 2 * MIB), sized(s.VA, 2 * MIB, device=127)]
+    history = [*[[]] * 127, [s.entry("alloc", s.VA, LIMIT)]]
+    snapshot = s.opened_here({"segments": made, "device_traces": history})
+    assert not snapshot.info.odd_cells
+    assert sorted(snapshot.segments.select("device_id", "va", "bytes").collect().rows()) == [
+        (0, s.VA, LIMIT),
+        (0, top, 2 * MIB),
+        (127, s.VA, 2 * MIB),
+    ]
+    assert snapshot.allocator_events.select("device_id", "bytes").collect().rows() == [(127, LIMIT)]
+
+
+@pytest.mark.parametrize(
+    ("change", "counted", "where"),
+    [
+        (lambda c: entries(c)[1].update(size=OVER), "trace.size", ("allocator_events", "bytes", 1)),
+        (lambda c: entries(c)[1].update(addr=(1 << 64) - 99), "trace.size", ("allocator_events", "bytes", 1)),
+        (lambda c: entries(c)[9].update(device_free=OVER), "trace.device_free", ("allocator_events", "device_free_bytes", 9)),
+        (lambda c: entries(c)[9].update(size=(1 << 62) + 1), "trace.size", ("allocator_events", "bytes", 9)),
+        (lambda c: first(c).update(allocated_size=2 * MIB + 1), "segments.allocated_size", ("segments", "allocated_bytes", 0)),
+        (lambda c: first(c).update(active_size=2 * MIB + 1), "segments.active_size", ("segments", "active_bytes", 0)),
+        (lambda c: first(c).update(requested_size=1 << 40), "segments.requested_size", ("segments", "requested_bytes", 0)),
+        (lambda c: first(c)["blocks"][0].update(requested_size=513), "blocks.requested_size", ("blocks", "requested_bytes", 0)),
+        (lambda c: first(c)["blocks"][2].update(requested_size=1 << 40), "blocks.requested_size", ("blocks", "requested_bytes", 2)),
+        (lambda c: first(c)["blocks"][1].update(requested_size=OVER), "blocks.requested_size", ("blocks", "requested_bytes", 1)),
+        (lambda c: c["external_annotations"][0].update(device=128), "annotations.device", ("annotations", "device_id", 0)),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_machine_can_have_is_null_and_counted(plain, change, counted, where):
+    table, column, row = where
+    snapshot = s.opened_here(changed(change))
+    found = getattr(snapshot, table).collect()[column]
+    assert found[row] is None
+    assert snapshot.info.odd_cells == {counted: 1}
+    before = getattr(plain, table).collect()[column]
+    assert found.null_count() == before.null_count() + 1
+
+
+def test_a_free_block_may_have_been_asked_for_more_before_it_was_split():
+    content = changed(lambda c: first(c)["blocks"][1].update(requested_size=5 * MIB))
+    snapshot = s.opened_here(content)
+    assert snapshot.blocks.collect()["requested_bytes"][1] == 5 * MIB
+    assert not snapshot.info.odd_cells
+
+
+def test_the_request_that_failed_may_be_larger_than_any_memory():
+    snapshot = s.opened_here(changed(lambda c: entries(c)[9].update(size=1 << 60)))
+    assert snapshot.allocator_events.collect()["bytes"][9] == 1 << 60
+    assert not snapshot.info.odd_cells
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(segments=[sized(0, LIMIT)] * 32769), "the sizes of its segments add up"),
+        (lambda c: first(c).update(blocks=[s.block(0, LIMIT, 0, "inactive")] * 32769), "the sizes of its blocks add up"),
+        (lambda c: entries(c).extend([s.entry("alloc", 0, LIMIT)] * 32769), "the sizes of its entries add up"),
+        (lambda c: c.update(segments=[sized(0, MIB, device=i) for i in range(129)]), "segments of 129 GPUs"),
+        (lambda c: c.update(device_traces=[[s.entry("alloc", 0, 1)]] * 129), "histories of 129 GPUs"),
+    ],
+)  # fmt: skip
+def test_sums_that_wrap_and_more_gpus_than_pytorch_knows_are_refused(change, words):
+    content = changed(change)
+    # As large as if each item stood in it by itself.
+    content["future"] = "." * 6_000_000
+    with pytest.raises(RefusedError, match=words) as refused:
+        s.opened_here(content)
+    assert refused.value.kind == "unsafe"
+
+
+PATHS = {
+    "/home/someone/venv/lib/python3.12/site-packages/torch/nn/modules/module.py": "site-packages/torch/nn/modules/module.py",
+    "/usr/lib/python3/dist-packages/numpy/core.py": "dist-packages/numpy/core.py",
+    "/home/someone/miniconda3/envs/x/lib/python3.9/runpy.py": "lib/python3.9/runpy.py",
+    "/usr/lib64/python3.13t/copy.py": "lib64/python3.13t/copy.py",
+    "/home/someone/pytorch/torch/_tensor.py": "pytorch/torch/_tensor.py",
+    "/home/someone/secret/train.py": "train.py",
+    "secret/train.py": "train.py",
+    "../aten/src/ATen/native/Blas.cpp": "Blas.cpp",
+    "/home/someone/lib/python/secret/x.py": "x.py",
+    "/home/someone/mysite-packages/x.py": "x.py",
+    "C:\\Users\\someone\\venv\\Lib\\site-packages\\torch\\functional.py": "site-packages\\torch\\functional.py",
+    "C:\\Users\\someone\\Python311\\Lib\\copy.py": "Python311\\Lib\\copy.py",
+    "D:\\secret\\train.py": "train.py",
+    "train.py": "train.py",
+    "<frozen importlib._bootstrap>": "<frozen importlib._bootstrap>",
+    "<eval_with_key>.3": "<eval_with_key>.3",
+    "??": "??",
+    "": "",
+}  # fmt: skip
+
+
+def with_paths(paths):
+    content = s.snapshot()
+    entries(content)[1]["frames"] = [
+        {"name": "f", "filename": path, "line": i} for i, path in enumerate(paths)
+    ]
+    return content
+
+
+def test_folders_of_the_user_are_cut_off_the_paths_of_frames(opened):
+    files = opened(with_paths(PATHS)).stacks.filter(pl.col("function") == "f").collect()
+    assert files["source_file"].to_list() == list(PATHS.values())
+    assert not [file for file in files["source_file"] if "someone" in file or "secret" in file]
+
+
+def test_paths_that_were_cut_stay_as_they_are():
+    files = s.opened_here(with_paths(PATHS.values())).stacks.filter(pl.col("function") == "f")
+    assert files.collect()["source_file"].to_list() == list(PATHS.values())
+
+
+def test_paths_are_kept_whole_if_that_is_asked_for(tmp_path):
+    path = s.write(tmp_path / "s.pickle", with_paths(PATHS))
+    files = nsan.open_snapshot(path, keep_paths=True).stacks.filter(pl.col("function") == "f")
+    assert files.collect()["source_file"].to_list() == list(PATHS)
+
+
+def test_a_cut_path_tells_the_program_from_its_libraries_as_the_whole_one_does(tmp_path):
+    content = s.snapshot()
+    # Of these two only the cut path tells: the library's own folder, and a folder of that name.
+    python = [p for p in PATHS if p.endswith(".py") and "lib64" not in p and "lib/python/" not in p]
+    for i, path in enumerate(python):
+        frame = {"name": f"f{i}", "filename": path, "line": i}
+        entries(content).append(s.entry("alloc", s.VA, 512) | {"frames": [frame]})
+    path = s.write(tmp_path / "s.pickle", content)
+    cut, whole = (
+        call_sites(nsan.open_snapshot(path, keep_paths=keep).stacks)
+        .filter(pl.col("function").str.starts_with("f"))
+        .sort("function")
+        .collect()
+        for keep in (False, True)
+    )
+    assert cut["part"].to_list() == whole["part"].to_list()
+    assert set(cut["part"]) == {"program", "library"}
+
+
+def test_stacks_that_differ_in_their_folders_only_are_one():
+    content = s.snapshot()
+    for entry, folder in zip(entries(content), ("a", "b"), strict=False):
+        entry["frames"] = [{"name": "f", "filename": f"/home/{folder}/x.py", "line": 1}]
+    ids = s.opened_here(content).allocator_events.collect()["stack_id"]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def modelled(allocator, tmp_path):
+    frames = {t: getattr(s.opened_here(s.snapshot((2, 9))), t) for t in tables.SNAPSHOT_TABLES}
+    facts = {"nsan": "0.1", "allocator": allocator, "network": "gpt"}
+    write_snapshot(tmp_path / "w.pickle", frames, model=facts)
+    return nsan.open_snapshot(tmp_path / "w.pickle")
+
+
+def test_a_model_without_a_caching_allocator_says_so_and_claims_no_pytorch(tmp_path):
+    snapshot = modelled("raw", tmp_path)
+    rows = snapshot.allocator_settings.collect().rows()
+    assert rows[-2:] == [("allocator", "plain", False), ("torch_version", "2.9", False)]
+    assert (snapshot.info.torch_version, snapshot.info.torch_versions) == ("", "")
+    assert snapshot.info.model["allocator"] == "raw"
+    assert repr(snapshot) == "<Snapshot w.pickle, plain allocator>"
+
+
+def test_a_model_of_the_caching_allocator_has_its_version_and_no_such_setting(tmp_path):
+    snapshot = modelled("caching", tmp_path)
+    names = snapshot.allocator_settings.collect()["name"].to_list()
+    assert "allocator" not in names
+    assert names.count("torch_version") == 1
+    assert snapshot.info.torch_versions == "2.9"
+
+
+def test_a_file_cannot_say_by_its_settings_that_its_allocator_is_plain():
+    content = s.snapshot()
+    content["allocator_settings"] |= {"allocator": "plain", "torch_version": "9.9"}
+    snapshot = s.opened_here(content)
+    found = snapshot.allocator_settings.filter(pl.col("name").is_in(["allocator", "torch_version"]))
+    assert found.collect().rows() == [("torch_version", "2.9", False)]
 
 
 def test_no_path_of_a_stack_is_in_the_information(opened, tmp_path):

@@ -416,6 +416,69 @@ def test_expandable_segments_grow_and_shrink_in_a_replay():
         assert_frame_equal(middle.series, got.series[k:])
 
 
+def test_a_segment_of_a_request_that_failed_is_a_segment_like_others():
+    recorded = Recorded(DEFAULT)
+    machine = recorded.machine
+    first, second = machine.allocate(4 * MIB), machine.allocate(4 * MIB)
+    machine.free(first)
+    # While a graph is captured nothing is released before a request fails.
+    machine.add_segment(second.segment.va + 64 * MIB, 20 * MIB, second.segment.home)
+    recorded.entries.append(("oom", 0, 30 * MIB, 0))
+    assert machine.allocate(3 * MIB).va == first.va  # the best fit: 4 of 12, 20 and 4 MiB
+    agreement = replay(*recorded.frames(), DEFAULT).agreement
+    assert counts(agreement)[0] == (3, 3)
+    assert repairs(agreement) == (0, 0, 0)
+
+
+def test_a_segment_is_due_also_if_another_thread_writes_entries_before_its_request():
+    recorded = Recorded(DEFAULT)
+    machine = recorded.machine
+    others = [machine.allocate(1000, stream=5) for _ in range(4)]
+    machine.allocate(30 * MIB)
+    request = recorded.entries.pop()
+    for block in others:
+        machine.free(block)
+    recorded.entries.append(request)
+    assert [entry[0] for entry in recorded.entries[5:8]] == [
+        "segment_alloc",
+        "free_requested",
+        "free_completed",
+    ]
+    assert is_exact(replay(*recorded.frames(), DEFAULT).agreement)
+
+
+def test_a_block_above_the_splitting_limit_had_the_whole_segment_before_the_history_too():
+    settings = AllocatorSettings(max_split_bytes=40 * MIB)
+    recorded = Recorded(settings)
+    machine = recorded.machine
+    machine.free(machine.allocate(60 * MIB))
+    whole = machine.allocate(50 * MIB)
+    n_before = len(recorded.entries)
+    machine.free(whole)
+    segments, blocks, events = recorded.frames()
+    got = replay(segments, blocks, events[n_before:], settings)
+    assert is_exact(got.agreement)
+    assert got.tensors["block_bytes"].to_list() == [60 * MIB]
+    assert got.series["active_bytes"].to_list() == [60 * MIB, 0]
+
+
+def test_a_range_without_a_pool_is_of_the_pool_of_the_range_that_it_touches():
+    settings = AllocatorSettings(expandable_segments=True)
+    recorded = Recorded(settings)
+    machine = recorded.machine
+    blocks = [machine.allocate(n * MIB, pool="0,1") for n in (15, 30)]
+    for block in blocks:
+        machine.free(block)
+    machine.close_pool("0,1")
+    assert recorded.entries[0][0] == "segment_map"
+    recorded.entries[0] = recorded.entries[0][:4]
+    segments, none, events = recorded.frames()
+    assert segments.is_empty()
+    got = replay(segments, none, events, settings)
+    assert is_exact(got.agreement)
+    assert got.segments["pool"].to_list() == ["0,1"]
+
+
 def test_entries_that_change_nothing_change_nothing():
     recorded = Recorded(DEFAULT)
     recorded.machine.allocate(1000)
@@ -565,6 +628,29 @@ def test_without_requested_frees_a_block_from_before_the_history_is_held_until_i
     assert sums == [
         ("alloc", 3072, 3072),
         ("free_completed", 1024, 1024),
+        ("free_completed", 0, 0),
+    ]
+
+
+def test_one_missing_request_of_a_free_leaves_the_pending_frees_as_they_are():
+    recorded = Recorded(DEFAULT)
+    machine = recorded.machine
+    early = machine.allocate(1000)
+    machine.free(early, pending=True)
+    n_before = len(recorded.entries)
+    machine.free(machine.allocate(2000))
+    machine.free(machine.allocate(500))
+    machine.complete(early)
+    entries = recorded.entries[n_before:]
+    missing = [place for place, entry in enumerate(entries) if entry[0] == "free_requested"][1]
+    got = replayed(recorded, entries[:missing] + entries[missing + 1 :])
+    sums = got.series.select("action", "allocated_bytes", "active_bytes").rows()
+    assert sums == [
+        ("alloc", 2048, 3072),
+        ("free_requested", 0, 3072),
+        ("free_completed", 0, 1024),
+        ("alloc", 512, 1536),
+        ("free_completed", 0, 1024),
         ("free_completed", 0, 0),
     ]
 

@@ -321,6 +321,14 @@ def test_a_private_pool_is_kept_until_it_is_closed():
     assert machine.empty_cache() == []
 
 
+def test_a_closed_pool_gives_back_its_small_segments_first():
+    machine, entries = allocator(0, 50, 100)
+    for size in (20 * MIB, 512):
+        machine.free(machine.allocate(size, pool="0,1"))
+    assert [s.n_bytes for s in machine.close_pool("0,1")] == [2 * MIB, 20 * MIB]
+    assert [e[2] for e in entries if e[0] == "segment_free"] == [2 * MIB, 20 * MIB]
+
+
 def test_a_full_gpu_is_emptied_once_before_a_request_fails():
     machine, entries = allocator(0, 50, 100, device_bytes=64 * MIB)
     machine.free(machine.allocate(20 * MIB))
@@ -357,11 +365,6 @@ def test_a_memory_fraction_counts_the_whole_segment():
     with pytest.raises(AllocatorFullError, match="26214400 byte that it may reserve"):
         machine.allocate(4 * MIB, stream=1)
     assert machine.allocate(12 * MIB).segment.n_bytes == 20 * MIB
-
-
-def test_a_memory_fraction_needs_the_memory():
-    with pytest.raises(UsageError, match="device_bytes"):
-        CachingAllocator(AllocatorSettings(memory_fraction=0.5))
 
 
 def test_an_oversize_block_serves_no_smaller_request():
@@ -411,6 +414,19 @@ def test_several_oversize_blocks_are_released_from_the_largest_down():
         (200 * MIB, 48 * MIB),
     ]
     assert machine.n_retries == 0
+
+
+def test_oversize_blocks_that_are_too_little_go_but_all_free_memory_has_to():
+    # 98 of 150 MiB are reserved. Without the oversize 48 MiB the request would just fit, but their sum is
+    # below it, so it is not tried again before all streams are waited for.
+    machine, entries = allocator(0, 100, 200, 300, max_split_bytes=32 * MIB, device_bytes=150 * MIB)
+    large, cached = machine.allocate(48 * MIB), machine.allocate(20 * MIB, stream=1)
+    machine.allocate(30 * MIB)
+    machine.free(large)
+    machine.free(cached)
+    machine.allocate(100 * MIB)
+    assert released(entries) == [0, 100]
+    assert (machine.n_retries, machine.reserved_bytes) == (1, 130 * MIB)
 
 
 def three_ages(threshold):
@@ -564,6 +580,18 @@ def test_the_best_fit_of_an_expandable_segment_is_the_one_that_can_grow_least():
     machine.free(middle)
     assert [b.n_bytes // MIB for b in machine.blocks() if b.state == "free"] == [5, 4]
     assert machine.allocate(4 * MIB).va == 0
+
+
+def test_of_two_blocks_that_can_grow_to_the_same_size_the_smaller_serves():
+    # Free: 4 MiB at 16, before a hole of 20 MiB; 24 MiB at 56, between blocks in use.
+    machine, _ = expandable()
+    blocks = [machine.allocate(n * MIB) for n in (16, 24, 16, 24, 20)]
+    machine.free(blocks[1])
+    machine.empty_cache()
+    machine.free(blocks[3])
+    free = [(b.va // MIB, b.n_bytes // MIB) for b in machine.blocks() if b.state == "free"]
+    assert free == [(16, 4), (56, 24)]
+    assert machine.allocate(3 * MIB).va == 16 * MIB
 
 
 def test_the_reservation_is_nine_eighths_of_the_memory():

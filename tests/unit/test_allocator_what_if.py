@@ -664,6 +664,58 @@ def test_garbage_collection_releases_old_segments_before_a_new_one():
     assert peak(rows, "garbage_collection_threshold:0.5") == 130
 
 
+def test_garbage_is_collected_under_the_rules_of_newer_versions_too():
+    # From 2.12 on it acts only under a fraction below 1.
+    tables = snapshot(("x", 60), "-x", ("y", 70))
+    schema = SNAPSHOT_TABLES["allocator_settings"].schema
+    version = [("torch_version", "2.12", False)]
+    tables["allocator_settings"] = pl.DataFrame(version, schema=schema, orient="row")
+    rows = analysed(allocator_what_if, tables, setting="garbage_collection_threshold:0.25")
+    assert [row["peak_reserved_bytes"] // MIB for row in rows] == [130, 130, 70]
+
+
+def test_a_fraction_in_the_file_limits_only_where_the_memory_is_given():
+    tables = snapshot(("x", 60), "-x", ("y", 70))
+    schema = SNAPSHOT_TABLES["allocator_settings"].schema
+    conf = [("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.5", True)]
+    tables["allocator_settings"] = pl.DataFrame(conf, schema=schema, orient="row")
+    setting = "garbage_collection_threshold:0.25"
+    rows = analysed(allocator_what_if, tables, setting=setting)
+    assert [row["peak_reserved_bytes"] // MIB for row in rows] == [130, 130, 70]
+    assert "is no limit here" in rows[1]["note"]
+    rows = analysed(allocator_what_if, tables, setting=setting, limit_bytes=144 * MIB)
+    assert [row["peak_reserved_bytes"] // MIB for row in rows] == [130, 70, 70]
+    assert "is no limit here" not in rows[1]["note"]
+
+
+def test_a_rerun_that_ran_out_of_memory_is_compared_with_nothing():
+    differences = ("difference_bytes", "difference_fraction")
+    # Of 75 MiB: x and the segment of 20 MiB that y needs do not fit, x and y alone do.
+    tables = snapshot(("x", 60), ("y", 6), "-x", ("z", 64))
+    rows = analysed(allocator_what_if, tables, setting="plain", limit_bytes=75 * MIB)
+    record, same, plain = rows
+    assert [row["out_of_memory"] for row in rows] == [False, True, False]
+    assert [record[name] for name in differences] == [None, None]
+    assert [same[name] for name in differences] == [None, None]
+    assert "so the peak is not compared" in same["note"]
+    # The other one ended, but there is nothing whole to compare it with.
+    assert plain["peak_reserved_bytes"] == 70 * MIB
+    assert [plain[name] for name in differences] == [None, None]
+    assert "Not compared" in plain["note"]
+    # The other way round: rounded to 24 MiB, x and y do not fit.
+    halves = [("x", 20), ("y", 21), "-x", "-y", ("z", 18)]
+    limit = 45 * MIB
+    rows = analysed(
+        allocator_what_if,
+        snapshot(*halves),
+        setting="roundup_power2_divisions:2",
+        limit_bytes=limit,
+    )
+    assert [row["out_of_memory"] for row in rows] == [False, False, True]
+    assert [rows[2][name] for name in differences] == [None, None]
+    assert rows[1]["difference_bytes"] == 0
+
+
 def test_an_expandable_segment_joins_what_segments_keep_apart():
     tables = snapshot(("x", 20), ("y", 20), "-x", "-y", ("z", 40))
     rows = analysed(allocator_what_if, tables)

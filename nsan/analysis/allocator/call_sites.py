@@ -35,7 +35,7 @@ _PYTHON: Final = r"\.py$|^<"
 """Python's frames, ``<stdin>`` and generated code among them; native frames have other endings, or ``??``."""
 
 _TORCH: Final = r"(?:(?:site|dist)-packages|pytorch)[/\\]torch[/\\]"
-_STANDARD: Final = r"(?i)lib[/\\]python[^/\\]*[/\\]|python[^/\\]*[/\\]lib[/\\]|^<frozen "
+_STANDARD: Final = r"(?i)lib(?:64)?[/\\]python[^/\\]*[/\\]|python[^/\\]*[/\\]lib[/\\]|^<frozen "
 _INSTALLED: Final = r"(?:site|dist)-packages[/\\]"
 
 

@@ -34,7 +34,14 @@ SAME_SETTINGS: Final = "rerun, same settings"
 _SPLIT_SIZES: Final = (32, 64, 128, 256, 512)
 _DIVISIONS: Final = (2, 4, 8, 16)
 _THRESHOLDS: Final = (0.6, 0.8)
+CACHING: Final = "caching"
+"""PyTorch's allocator, for a history that was recorded without a cache."""
+
 _OTHERS: Final[dict[str, tuple[Callable[[AllocatorSettings], Allocator], str]]] = {
+    CACHING: (
+        lambda base: CachingAllocator(replace(base, is_caching=True)),
+        "PyTorch's caching allocator with the other settings of the file.",
+    ),
     "stitching": (
         StitchingAllocator,
         "GMLake's allocator: large requests in chunks of 2 MiB, free chunks are stitched. Rounding to "
@@ -65,7 +72,7 @@ ALLOCATOR_WHAT_IF: Final = Result(
             pl.Int64,
             "byte",
             "More than the rerun under the same settings; of that rerun: more than recorded, which "
-            "is the error of the method.",
+            "is the error of the method. Null if memory ran out in either.",
             "modelled",
         ),
         Figure(
@@ -130,7 +137,7 @@ class _Case:
     question="Which allocator settings would have reserved less memory?",
     result=ALLOCATOR_WHAT_IF,
     reads=REPLAY_READS,
-    complexity="O(n log n) for n entries and each setting: a loop, some 300 000 entries a second",
+    complexity="O(n log n) for n entries and each setting: some 400 000 entries a second on an idle core",
     source="allocator.md 2.1, 4.3, 5, 8; GMLake, ASPLOS 2024",
 )
 def allocator_what_if(
@@ -154,7 +161,8 @@ def allocator_what_if(
         Settings, among them the version.
     setting : str, default ""
         One setting instead of the usual ones, as in ``PYTORCH_CUDA_ALLOC_CONF``
-        (``max_split_size_mb:64,garbage_collection_threshold:0.8``), "stitching" or "plain".
+        (``max_split_size_mb:64,garbage_collection_threshold:0.8``), "caching", "stitching" or "plain".
+        If the history was recorded without a cache, settings are those of PyTorch's allocator instead.
     limit_bytes : int, default 0
         GPU memory that may be reserved; 0: without end. Garbage collection needs a limit: without this one
         it is given the recorded peak.
@@ -252,6 +260,10 @@ def _rows(
     yield _recorded(replayed, gpu, (reserved, active))
     base = replace(found.settings, device_bytes=limit) if limit else found.settings
     note = "The same rules and settings, segments at addresses of its own."
+    if base.memory_fraction is not None and base.device_bytes is None:
+        note += (
+            " The memory fraction of the file is no limit here: the GPU's memory is not recorded."
+        )
     same = _Case(
         SAME_SETTINGS, lambda: CachingAllocator(base), note + history_note(replayed, requests)
     )
@@ -259,8 +271,10 @@ def _rows(
     yield _row(gpu, same, baseline, reserved)
     largest = _largest_segment(requests, base)
     cases = _chosen(setting, base, reserved) if setting else _usual(base, largest, reserved)
+    # A rerun that ended early says nothing about the rest of the history.
+    compared = baseline.peak_reserved_bytes if baseline.out_of_memory is None else None
     for case in cases:
-        yield _row(gpu, case, rerun(requests, case.make), baseline.peak_reserved_bytes)
+        yield _row(gpu, case, rerun(requests, case.make), compared)
 
 
 def _recorded(replayed: Replay, gpu: int, peaks: tuple[int, int]) -> dict[str, Any]:
@@ -280,17 +294,26 @@ def _recorded(replayed: Replay, gpu: int, peaks: tuple[int, int]) -> dict[str, A
     }
 
 
-def _row(gpu: int, case: _Case, ran: Rerun, compared: int) -> dict[str, Any]:
-    difference = ran.peak_reserved_bytes - compared
+def _row(gpu: int, case: _Case, ran: Rerun, compared: int | None) -> dict[str, Any]:
+    """Make the row of a rerun; what it is compared with is None where that ended early."""
     note = case.note
     if ran.out_of_memory is not None:
-        note += f" Memory ran out at request {ran.out_of_memory}, counted from 0."
+        note += (
+            f" Memory ran out at request {ran.out_of_memory}, counted from 0, so the peak is not "
+            "compared."
+        )
+        compared = None
+    elif compared is None:
+        note += " Not compared: in the rerun under the same settings memory ran out."
+    difference = None if compared is None else ran.peak_reserved_bytes - compared
     return {
         "device_id": gpu,
         "setting": case.setting,
         "peak_reserved_bytes": ran.peak_reserved_bytes,
         "difference_bytes": difference,
-        "difference_fraction": difference / compared if compared else None,
+        "difference_fraction": difference / compared
+        if difference is not None and compared
+        else None,
         "peak_active_bytes": ran.peak_active_bytes,
         "utilization_fraction": (
             ran.peak_active_bytes / ran.peak_reserved_bytes if ran.peak_reserved_bytes else None
@@ -313,8 +336,12 @@ def _usual(base: AllocatorSettings, largest: int, reserved: int) -> Iterator[_Ca
     """List the settings that people try, without those that cannot change anything here."""
     texts = [f"max_split_size_mb:{size}" for size in _SPLIT_SIZES if size * MIB < largest]
     texts += [f"roundup_power2_divisions:{steps}" for steps in _DIVISIONS]
-    texts += [f"garbage_collection_threshold:{share}" for share in _THRESHOLDS]
+    if base.is_caching or base.device_bytes is not None:
+        # Below the peak of a history without a cache, no cache would find room.
+        texts += [f"garbage_collection_threshold:{share}" for share in _THRESHOLDS]
     texts += ["expandable_segments:True", *_OTHERS]
+    # What was recorded is not tried again.
+    texts.remove(CACHING if base.is_caching else "plain")
     for text in texts:
         yield from _chosen(text, base, reserved)
 
@@ -324,9 +351,10 @@ def _chosen(setting: str, base: AllocatorSettings, reserved: int) -> Iterator[_C
         make, note = _OTHERS[setting]
         yield _Case(setting, lambda: make(base), note)
         return
-    settings = parse_conf(setting, base)
+    settings = parse_conf(setting, replace(base, is_caching=True))
     note = "The rules of the caching allocator under this setting."
-    if settings.garbage_collection_threshold and settings.memory_fraction is None:
+    is_known = settings.memory_fraction is not None and settings.device_bytes is not None
+    if settings.garbage_collection_threshold and not is_known:
         allowed = settings.device_bytes or reserved
         # A fraction below 1, without which newer versions do not collect.
         settings = replace(settings, memory_fraction=0.5, device_bytes=2 * allowed)

@@ -1,8 +1,8 @@
 """Memory snapshots of PyTorch: pickles, read in a child process that cannot do anything else.
 
-The modules ``refusal``, ``limits``, ``opcodes``, ``columns``, ``stacks``, ``flatten`` and ``child`` run in
-that child and use the standard library only, as does this one, which they import; ``reader``, ``frames``,
-``versions`` and ``about`` run here. ``writer`` writes snapshots that PyTorch can show.
+The modules ``refusal``, ``limits``, ``opcodes``, ``columns``, ``possible``, ``paths``, ``stacks``,
+``flatten`` and ``child`` run in that child and use the standard library only, as does this one, which
+they import; ``reader``, ``frames``, ``versions``, ``about`` and ``fitting`` run here. ``writer`` writes snapshots that PyTorch can show.
 """
 
 from __future__ import annotations

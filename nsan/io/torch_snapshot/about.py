@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -9,8 +10,9 @@ import polars as pl
 
 from nsan.info import MODEL_KIND
 from nsan.io.probe import display_name
+from nsan.io.torch_snapshot.fitting import warnings_of_state
 from nsan.io.torch_snapshot.reader import RawSnapshot
-from nsan.io.torch_snapshot.versions import Versions
+from nsan.io.torch_snapshot.versions import RAW, Versions
 from nsan.snapshot import SNAPSHOT_KIND, DeviceHistory, History, SnapshotInfo
 
 _GROWS: Final = ("segment_alloc", "segment_map")
@@ -19,6 +21,19 @@ _OUTSIDE: Final = ("oom", "snapshot", "annotate", "other")
 """Entries that say nothing about where the history begins."""
 
 _ROUND: Final = 1000
+
+_CANNOT_BE: Final = {
+    "segments.device": "{} segments are left out: their GPU has a number that PyTorch does not give.",
+    "segments.total_size": "{} segments are left out: they are larger than any memory.",
+    "segments.address": "{} segments are left out: they reach past the last address.",
+    "blocks.size": "{} blocks are left out: they are larger than any memory.",
+    "blocks.address": "{} blocks are left out: they reach past the last address.",
+    "blocks.requested_size": "{} blocks name an amount asked for that cannot be, as one above their "
+    "size: it is left out.",
+    "trace.size": "{} entries name a size that cannot be: it is left out.",
+    "trace.device": "{} entries are left out: their GPU has a number that PyTorch does not give.",
+}
+"""By the name of odd cells that leave a gap in the sums."""
 
 
 def describe(
@@ -43,6 +58,7 @@ def describe(
         As in :mod:`nsan.torch_alloc.tables`.
     """
     facts = raw.facts
+    is_plain = facts["model"].get("allocator") == RAW
     devices = _devices(segments, blocks, events)
     return SnapshotInfo(
         source=display_name(path),
@@ -52,8 +68,9 @@ def describe(
         n_bytes=facts["n_bytes"],
         shape=facts["shape"],
         protocol=facts["protocol"],
-        torch_version=versions.lowest,
-        torch_versions=versions.text,
+        # A plain allocator is of no version of PyTorch.
+        torch_version="" if is_plain else versions.lowest,
+        torch_versions="" if is_plain else versions.text,
         devices=devices,
         n_host_segments=facts["host_segments"],
         n_host_entries=facts["host_traces"],
@@ -63,7 +80,8 @@ def describe(
         model=facts["model"],
         warnings=[
             *_warnings_of_file(raw, versions),
-            *_warnings_of_state(segments, blocks),
+            *_warnings_of_cells(facts["odd_cells"]),
+            *warnings_of_state(segments, blocks),
             *_warnings_of_history(devices),
         ],
     )
@@ -150,37 +168,8 @@ def _warnings_of_file(raw: RawSnapshot, versions: Versions) -> list[str]:
     return found
 
 
-def _warnings_of_state(segments: pl.DataFrame, blocks: pl.DataFrame) -> list[str]:
-    held = pl.col("state").cast(pl.String)
-    size = pl.col("bytes").cast(pl.Int128)
-    sums = blocks.group_by("segment_id").agg(
-        blocks_bytes=size.sum(),
-        blocks_allocated=size.filter(held == "active_allocated").sum(),
-    )
-    joined = segments.join(sums, on="segment_id", how="left").with_columns(
-        pl.col("blocks_bytes", "blocks_allocated").fill_null(0)
-    )
-    unfilled = joined.filter(pl.col("bytes").cast(pl.Int128) != pl.col("blocks_bytes")).height
-    differ = joined.filter(
-        pl.col("allocated_bytes").cast(pl.Int128) != pl.col("blocks_allocated")
-    ).height
-    small = blocks.filter(
-        (held != "inactive") & (pl.col("requested_bytes") > pl.col("bytes"))
-    ).height
-    overlaps = segments.filter(
-        (pl.col("device_id") == pl.col("device_id").shift(1))
-        & (
-            pl.col("va").cast(pl.Int128)
-            < (pl.col("va").cast(pl.Int128) + pl.col("bytes").cast(pl.Int128)).shift(1)
-        )
-    ).height
-    sentences = (
-        (unfilled, "segments are not filled by their blocks: requested + waste + inactive bytes do not add up to reserved bytes."),
-        (differ, "segments name another number of allocated bytes than their blocks have."),
-        (small, "blocks are smaller than what was asked for in them."),
-        (overlaps, "segments overlap the one before them."),
-    )  # fmt: skip
-    return [f"{n} {text}" for n, text in sentences if n]
+def _warnings_of_cells(odd_cells: Mapping[str, int]) -> list[str]:
+    return [text.format(odd_cells[name]) for name, text in _CANNOT_BE.items() if name in odd_cells]
 
 
 def _warnings_of_history(devices: list[DeviceHistory]) -> list[str]:

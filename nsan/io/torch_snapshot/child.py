@@ -15,12 +15,21 @@ import pickle
 import sys
 import zlib
 from array import array
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from nsan.io.torch_snapshot.columns import Column
 from nsan.io.torch_snapshot.flatten import Flattener
-from nsan.io.torch_snapshot.limits import allowed_unpacked_bytes, limit, limit_for
+from nsan.io.torch_snapshot.limits import (
+    allowed_seconds,
+    allowed_unpacked_bytes,
+    limit,
+    limit_for,
+    limit_seconds,
+    loading_seconds,
+)
 from nsan.io.torch_snapshot.opcodes import Data, check
+from nsan.io.torch_snapshot.paths import KEEP_PATHS
 from nsan.io.torch_snapshot.refusal import RefusedError, shown
 from nsan.io.torch_snapshot.sniff import GZIP_MAGIC
 
@@ -94,13 +103,23 @@ def _loaded(data: Data) -> object:
         raise RefusedError("damaged", f"it is no whole pickle ({shown(str(error))})") from error
 
 
-def read(data: Data) -> list[bytes | memoryview]:
+def read(
+    data: Data,
+    *,
+    keep_paths: bool = False,
+    before_loading: Callable[[], None] = lambda: None,
+    after_loading: Callable[[], None] = lambda: None,
+) -> list[bytes | memoryview]:
     """Read a pickle; return the answer in parts.
 
     Parameters
     ----------
     data : bytes or mmap
         The whole pickle, which is also what the standard input has if it is mapped.
+    keep_paths : bool, default False
+        Keep the paths of source files whole.
+    before_loading, after_loading : callable
+        Called around the unpickling, to hold it to a time of its own.
 
     Raises
     ------
@@ -108,8 +127,11 @@ def read(data: Data) -> list[bytes | memoryview]:
         If it is no snapshot, is damaged, or is more than plain data.
     """
     protocol = check(data)
-    flattener = Flattener(len(data))
-    flattener.run(_loaded(data))
+    flattener = Flattener(len(data), keep_paths=keep_paths)
+    before_loading()
+    content = _loaded(data)
+    after_loading()
+    flattener.run(content)
     about: list[tuple[str, str, int, list[int] | None]] = []
     parts: list[bytes | memoryview] = []
     for name, column in flattener.columns.items():
@@ -141,7 +163,13 @@ def main() -> NoReturn:
         data = _content()
         for what in ("RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC"):
             limit(what, 0)
-        parts = read(data)
+        n_bytes = len(data)
+        parts = read(
+            data,
+            keep_paths=KEEP_PATHS in sys.argv,
+            before_loading=lambda: limit_seconds(loading_seconds(n_bytes)),
+            after_loading=lambda: limit_seconds(allowed_seconds(n_bytes)),
+        )
     except RefusedError as error:
         parts = [_head({"refused": error.kind, "text": str(error)})]
     except MemoryError:

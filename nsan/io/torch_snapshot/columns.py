@@ -18,6 +18,12 @@ from nsan.io.torch_snapshot.refusal import RefusedError, kind_of, shown
 Row = dict[Any, Any]
 
 NO_TEXT: Final = -1
+MOST_BYTES: Final = 1 << 47
+"""No size of memory is larger: so much address space has a process."""
+
+MOST_ASKED: Final = 1 << 62
+"""A request that failed may be larger than any memory; two of these still fit in 64 bits."""
+
 _NONE: Final = type(None)
 _LONGEST_TEXT: Final = 10_000
 _MOST_NAMES: Final = 40
@@ -111,6 +117,13 @@ class Column:
         self.values.extend(more)
         self.nulls.extend(offset + at for at in nulls)
 
+    def clear(self, places: Iterable[int]) -> None:
+        """Take the values at some places away."""
+        cleared = {*self.nulls, *places}
+        for at in cleared:
+            self.values[at] = 0
+        self.nulls = array("q", sorted(cleared))
+
 
 def rows_of(value: object, where: str) -> list[Row]:
     """Return a list of dicts.
@@ -163,9 +176,18 @@ def address(value: object) -> int | None:
 
 
 def size(value: object) -> int | None:
-    """Read a number of bytes: whole, not negative, of 63 bits."""
+    """Read a number of bytes of memory: whole, not negative, at most 2^47."""
+    return _bytes(value, MOST_BYTES)
+
+
+def asked(value: object) -> int | None:
+    """Read a number of bytes that may have been asked for in vain: at most 2^62."""
+    return _bytes(value, MOST_ASKED)
+
+
+def _bytes(value: object, most: int) -> int | None:
     number = signed(value)
-    return number if number is not None and number >= 0 else None
+    return number if number is not None and 0 <= number <= most else None
 
 
 def signed(value: object) -> int | None:
@@ -175,6 +197,13 @@ def signed(value: object) -> int | None:
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
         return value
     return None
+
+
+_MOST: Final[dict[Callable[[object], int | None], int]] = {size: MOST_BYTES, asked: MOST_ASKED}
+
+
+def _all_within(values: list[int], most: int) -> bool:
+    return min(values, default=0) >= 0 and max(values, default=0) <= most
 
 
 def numbers(
@@ -205,7 +234,8 @@ def numbers(
     for at in empty:
         values[at] = 0
     n_odd = sum(key in rows[at] for at in empty)
-    if kinds <= {int, _NONE} and (read is not size or min(values, default=0) >= 0):
+    most = _MOST.get(read)
+    if kinds <= {int, _NONE} and (most is None or _all_within(values, most)):
         try:
             column.extend(values, empty)
         except OverflowError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, Final, TypeAlias
 
 from nsan.io.torch_snapshot.columns import (
@@ -18,6 +18,7 @@ from nsan.io.torch_snapshot.columns import (
     Row,
     Texts,
     address,
+    asked,
     cells,
     has,
     labels,
@@ -27,6 +28,14 @@ from nsan.io.torch_snapshot.columns import (
     signed,
     size,
     texts,
+)
+from nsan.io.torch_snapshot.possible import (
+    MOST_GPUS,
+    check_gpus,
+    check_sum,
+    impossible_items,
+    impossible_sizes,
+    of_possible_gpus,
 )
 from nsan.io.torch_snapshot.refusal import RefusedError, kind_of, shown
 from nsan.io.torch_snapshot.stacks import Stacks
@@ -103,13 +112,13 @@ _LONGEST_NAME: Final = 100
 class Flattener:
     """Takes a snapshot apart into columns."""
 
-    def __init__(self, n_bytes: int) -> None:
+    def __init__(self, n_bytes: int, *, keep_paths: bool = False) -> None:
         self.notes = Notes()
         self.texts = Texts()
         self.columns: Columns = {}
         self.facts: dict[str, Any] = {}
         self._allowance = Allowance(n_bytes)
-        self._stacks = Stacks(self.texts, self.notes, self._allowance)
+        self._stacks = Stacks(self.texts, self.notes, self._allowance, keep_paths=keep_paths)
 
     def run(self, snapshot: object) -> None:
         """Fill ``columns``, ``texts`` and ``facts``.
@@ -157,7 +166,9 @@ class Flattener:
         if key not in self.notes.keys_seen[place]:
             column.extend([0] * len(rows), range(len(rows)))
             return column
-        read = address if code == "Q" else size if name.endswith("bytes") else signed
+        # A failed request, which only the history names, may be larger than any memory.
+        in_bytes = asked if name == "trace.bytes" else size
+        read = address if code == "Q" else in_bytes if name.endswith("bytes") else signed
         numbers(column, rows, key, read, lambda n: self.notes.odd(place, key, n))
         return column
 
@@ -173,15 +184,21 @@ class Flattener:
         self._allowance.take(len(rows), "segments")
         self.facts["has_segments"] = bool(rows)
         note_keys(rows, "segments", _SEGMENT_KEYS, self.notes, self._allowance)
+        rows = of_possible_gpus(rows, self.notes)
+        bad = impossible_items(rows, "segments", "total_size", self.notes)
+        rows = [row for row in rows if id(row) not in bad]
         self._required("segments.va", rows, "address", "Q")
-        self._required("segments.bytes", rows, "total_size")
+        total = self._required("segments.bytes", rows, "total_size")
+        check_sum(total.values, "segments")
+        self._numbers("segments.device_id", rows, "device")
         for name, key in (
-            ("device_id", "device"),
             ("allocated_bytes", "allocated_size"),
             ("active_bytes", "active_size"),
             ("requested_bytes", "requested_size"),
         ):
-            self._numbers(f"segments.{name}", rows, key)
+            part = self._numbers(f"segments.{name}", rows, key)
+            pairs = zip(part.values, total.values, strict=True)
+            self._clear(part, [at for at, (n, most) in enumerate(pairs) if n > most], key)
         self._numbers("segments.stream", rows, "stream", "Q")
         codes = {label: code for code, label in enumerate(SIZE_CLASSES)}
         found, unknown = labels(rows, "segment_type", codes, len(SIZE_CLASSES))
@@ -191,6 +208,12 @@ class Flattener:
         self.columns["segments.is_expandable"] = self._flags(rows)
         self.columns["segments.stack_id"] = self._stacks.ids(rows, "segments")
         self._blocks(rows)
+
+    def _clear(self, column: Column, places: list[int], key: str, place: str = "segments") -> None:
+        """Take values away that cannot be, and count them."""
+        if places:
+            column.clear(places)
+            self.notes.odd(place, key, len(places))
 
     def _flags(self, rows: list[Row]) -> array[int]:
         values = cells(rows, "is_expandable")
@@ -231,10 +254,14 @@ class Flattener:
             rows_of(segment.get("blocks", []), f"segments[{at}]['blocks']")
             for at, segment in self._within_allowance(segments, "blocks")
         ]
-        self.columns["blocks.per_segment"] = array("q", map(len, lists))
         rows = list(chain.from_iterable(lists))
         note_keys(rows, "blocks", _BLOCK_KEYS, self.notes, self._allowance)
-        self._required("blocks.bytes", rows, "size")
+        if bad := impossible_items(rows, "blocks", "size", self.notes):
+            lists = [[row for row in blocks if id(row) not in bad] for blocks in lists]
+            rows = list(chain.from_iterable(lists))
+        self.columns["blocks.per_segment"] = array("q", map(len, lists))
+        n_bytes = self._required("blocks.bytes", rows, "size")
+        check_sum(n_bytes.values, "blocks")
         self._numbers("blocks.va", rows, "address", "Q")
         requested = self._numbers("blocks.requested_bytes", rows, "requested_size")
         codes = {label: code for code, label in enumerate(STATES)}
@@ -242,10 +269,22 @@ class Flattener:
         found, unknown = labels(rows, "state", codes, len(STATES) - 1)
         self.notes.odd("blocks", "state", unknown.total())
         self.columns["blocks.state"] = found
-        old = self._histories(rows) if has(rows, "history") else None
-        if old is None:
+        if has(rows, "history"):
+            self._from_histories(rows, requested)
+        else:
             self.columns["blocks.stack_id"] = self._stacks.ids(rows, "blocks")
-            return
+        # What an inactive block was asked for last can be more: it was split since.
+        inactive = STATES.index("inactive")
+        asked_of = zip(requested.values, n_bytes.values, found, strict=True)
+        over = [
+            at for at, (n, most, state) in enumerate(asked_of) if n > most and state != inactive
+        ]
+        self._clear(requested, over, "requested_size", "blocks")
+        check_sum(requested.values, "blocks")
+
+    def _from_histories(self, rows: list[Row], requested: Column) -> None:
+        """Read what torch 2.0 has in the history of a block: its stack, and what was asked for."""
+        old = self._histories(rows)
         frames = [
             row.get("frames", entry.get("frames")) for row, entry in zip(rows, old, strict=True)
         ]
@@ -284,6 +323,7 @@ class Flattener:
             sum(len(trace) for trace in traces if type(trace) is list), "device_traces"
         )
         lists = [rows_of(trace, f"device_traces[{at}]") for at, trace in enumerate(traces)]
+        lists = self._of_possible_gpus(lists)
         self.columns["trace.per_device"] = array("q", map(len, lists))
         rows = list(chain.from_iterable(lists))
         note_keys(rows, "trace", _ENTRY_KEYS, self.notes, self._allowance)
@@ -292,8 +332,12 @@ class Flattener:
         for name, n in unknown.items():
             self.notes.add(self.notes.unknown_actions, name, n)
         self.columns["trace.action"] = found
-        self._numbers("trace.va", rows, "addr", "Q")
-        self._numbers("trace.bytes", rows, "size")
+        va = self._numbers("trace.va", rows, "addr", "Q")
+        n_bytes = self._numbers("trace.bytes", rows, "size")
+        oom = ACTIONS.index("oom")
+        done = [code != oom for code in found]
+        self._clear(n_bytes, impossible_sizes(va, n_bytes, done), "size", "trace")
+        check_sum(compress(n_bytes.values, done), "entries")
         self._numbers("trace.stream", rows, "stream", "Q")
         self._numbers("trace.time_us", rows, "time_us")
         self._numbers("trace.device_free_bytes", rows, "device_free")
@@ -304,11 +348,19 @@ class Flattener:
         self.facts["no_context"] = self.texts.index(_NO_CONTEXT)
         self.columns["trace.stack_id"] = self._stacks.ids(rows, "trace")
 
+    def _of_possible_gpus(self, lists: list[list[Row]]) -> list[list[Row]]:
+        """Leave out the histories of GPUs whose number PyTorch does not give, and count their entries."""
+        check_gpus(sum(map(bool, lists)), "histories")
+        self.notes.odd("trace", "device", sum(map(len, lists[MOST_GPUS:])))
+        return lists[:MOST_GPUS]
+
     def _annotations(self, value: object) -> None:
         rows = [] if value is None else rows_of(value, "external_annotations")
         self._allowance.take(len(rows), "external_annotations")
         note_keys(rows, "annotations", _ANNOTATION_KEYS, self.notes, self._allowance)
-        self._numbers("annotations.device_id", rows, "device")
+        gpu = self._numbers("annotations.device_id", rows, "device")
+        outside = [at for at, n in enumerate(gpu.values) if not 0 <= n < MOST_GPUS]
+        self._clear(gpu, outside, "device", "annotations")
         self._numbers("annotations.time_us", rows, "time_us")
         names, n_odd = texts(rows, "name", self.texts)
         self.notes.odd("annotations", "name", n_odd)

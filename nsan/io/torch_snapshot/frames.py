@@ -11,7 +11,7 @@ import polars as pl
 
 from nsan.io.torch_snapshot.about import describe
 from nsan.io.torch_snapshot.reader import RawSnapshot, read_raw
-from nsan.io.torch_snapshot.versions import versions_of
+from nsan.io.torch_snapshot.versions import RAW, versions_of
 from nsan.snapshot import Snapshot
 from nsan.torch_alloc import tables
 from nsan.torch_alloc.constants import DEFAULT_POOL
@@ -19,16 +19,22 @@ from nsan.torch_alloc.constants import DEFAULT_POOL
 Ints = npt.NDArray[Any]
 
 _VERSION: Final = "torch_version"
-"""No version of PyTorch writes it."""
+_ALLOCATOR: Final = "allocator"
+_INFERRED: Final = (_VERSION, _ALLOCATOR)
+"""No version of PyTorch writes these."""
+
+_PLAIN: Final = "plain"
 
 
-def read_snapshot(path: Path) -> Snapshot:
+def read_snapshot(path: Path, *, keep_paths: bool = False) -> Snapshot:
     """Read a memory snapshot of PyTorch.
 
     Parameters
     ----------
     path : Path
         The pickle, plain or gzipped; opened for reading only.
+    keep_paths : bool, default False
+        Keep the paths of source files whole; else folders are cut off that are not those of a library.
 
     Returns
     -------
@@ -40,7 +46,7 @@ def read_snapshot(path: Path) -> Snapshot:
     NsanError
         If it is no snapshot, is damaged, or is more than plain data.
     """
-    return snapshot_of(read_raw(path), path)
+    return snapshot_of(read_raw(path, keep_paths=keep_paths), path)
 
 
 def snapshot_of(raw: RawSnapshot, path: Path) -> Snapshot:
@@ -208,8 +214,12 @@ def _annotations(raw: RawSnapshot) -> pl.DataFrame:
 
 
 def _settings(raw: RawSnapshot, torch_version: str) -> pl.DataFrame:
-    recorded = [
-        (name, value, True) for name, value in raw.facts["settings"].items() if name != _VERSION
+    rows = [
+        (name, value, True)
+        for name, value in raw.facts["settings"].items()
+        if name not in _INFERRED
     ]
-    rows = [*recorded, (_VERSION, torch_version, False)]
+    if raw.facts["model"].get(_ALLOCATOR) == RAW:
+        rows.append((_ALLOCATOR, _PLAIN, False))
+    rows.append((_VERSION, torch_version, False))
     return pl.DataFrame(rows, schema=tables.ALLOCATOR_SETTINGS.schema, orient="row")

@@ -20,6 +20,8 @@ _BASE_BYTES: Final = 256 * MIB
 _TIMES_FILE: Final = 32
 _BASE_SECONDS: Final = 1.0
 _BYTES_PER_SECOND: Final = 2 * MIB
+_BASE_LOADING_SECONDS: Final = 0.5
+_LOADED_BYTES_PER_SECOND: Final = 8 * MIB
 _WALL_SECONDS: Final = 30
 _UNPACKED_BYTES: Final = 64 * MIB
 _UNPACKED_TIMES: Final = 50
@@ -42,6 +44,14 @@ def allowed_bytes(n_bytes: int) -> int:
 def allowed_seconds(n_bytes: int) -> float:
     """Return how long a pickle of some bytes may take of the processor; real ones take a fifth."""
     return _BASE_SECONDS + n_bytes / _BYTES_PER_SECOND
+
+
+def loading_seconds(n_bytes: int) -> float:
+    """Return how long unpickling some bytes alone may take; real ones take a fifth or less.
+
+    Keys of one hash make a dict slow before any of it is seen.
+    """
+    return _BASE_LOADING_SECONDS + n_bytes / _LOADED_BYTES_PER_SECOND
 
 
 def patience_seconds(n_bytes: int) -> float:
@@ -76,8 +86,13 @@ def limit(what: str, n: int) -> None:
 def limit_for(n_bytes: int) -> None:
     """Hold this process to the memory and the time of a pickle of some bytes."""
     limit("RLIMIT_AS", _virtual_bytes() + allowed_bytes(n_bytes))
+    limit_seconds(allowed_seconds(n_bytes))
+
+
+def limit_seconds(seconds: float) -> None:
+    """End this process when it has taken so many more seconds of the processor."""
     if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_PROF, allowed_seconds(n_bytes))
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _virtual_bytes() -> int:

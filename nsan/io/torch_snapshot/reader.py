@@ -25,6 +25,7 @@ from nsan.errors import (
     UnsafeSnapshotError,
 )
 from nsan.io.torch_snapshot.limits import allowed_unpacked_bytes, patience_seconds
+from nsan.io.torch_snapshot.paths import KEEP_PATHS
 from nsan.io.torch_snapshot.sniff import GZIP_MAGIC, PROBE_BYTES, what_is
 
 _PROGRAM: Final = (
@@ -73,13 +74,15 @@ class RawSnapshot:
         return mask
 
 
-def read_raw(path: Path) -> RawSnapshot:
+def read_raw(path: Path, *, keep_paths: bool = False) -> RawSnapshot:
     """Read a snapshot file as columns.
 
     Parameters
     ----------
     path : Path
         The pickle, plain or gzipped; opened for reading only.
+    keep_paths : bool, default False
+        Keep the paths of source files whole.
 
     Returns
     -------
@@ -96,7 +99,8 @@ def read_raw(path: Path) -> RawSnapshot:
         if what is not None:
             raise NotASnapshotError(path, *what)
         packed = head.startswith(GZIP_MAGIC)
-        answer = _ask(path, file, allowed_unpacked_bytes(n_bytes) if packed else n_bytes)
+        most = allowed_unpacked_bytes(n_bytes) if packed else n_bytes
+        answer = _ask(path, file, most, keep_paths=keep_paths)
     raw = RawSnapshot(answer)
     _check_answer(path, raw.facts)
     return raw
@@ -132,7 +136,7 @@ def _opened(path: Path) -> Iterator[tuple[int, bytes, int]]:
         os.close(file)
 
 
-def _command() -> list[str]:
+def _command(*, keep_paths: bool = False) -> list[str]:
     """Return the command of the child: nothing of the user's environment reaches it."""
     home = str(Path(nsan.__file__).parents[1])
     command = [sys.executable, "-I", "-S"]
@@ -140,14 +144,17 @@ def _command() -> list[str]:
         command.append("-B")
     if sys.pycache_prefix:
         command += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
-    return [*command, "-c", _PROGRAM, home]
+    return [*command, "-c", _PROGRAM, home, *[KEEP_PATHS] * keep_paths]
 
 
-def _ask(path: Path, file: int, n_bytes: int) -> bytes:
+def _ask(path: Path, file: int, n_bytes: int, *, keep_paths: bool) -> bytes:
     """Run the child on an open file; return what it wrote."""
     try:
         child = subprocess.Popen(  # noqa: S603 - our own program, by a list
-            _command(), stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            _command(keep_paths=keep_paths),
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     except (OSError, ValueError) as error:
         raise SnapshotError(path, f"Python cannot be started ({error})") from error

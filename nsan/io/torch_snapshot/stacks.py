@@ -21,6 +21,7 @@ from nsan.io.torch_snapshot.columns import (
     note_keys,
     signed,
 )
+from nsan.io.torch_snapshot.paths import without_folders
 from nsan.io.torch_snapshot.refusal import RefusedError, kind_of
 
 NO_STACK: Final = -1
@@ -40,10 +41,14 @@ _PLACE: Final = "frames"
 
 
 class Stacks:
-    """Numbers the distinct call stacks in order of appearance."""
+    """Numbers the distinct call stacks in order of appearance; cuts paths unless they are to be kept."""
 
-    def __init__(self, texts: Texts, notes: Notes, allowance: Allowance) -> None:
+    def __init__(
+        self, texts: Texts, notes: Notes, allowance: Allowance, *, keep_paths: bool = False
+    ) -> None:
         self._texts, self._notes, self._allowance = texts, notes, allowance
+        self._keep_paths = keep_paths
+        self._files: dict[str, int] = {}
         self._frames: dict[tuple[int, int, int | None], int] = {}
         self._frame_by_id: dict[int, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
@@ -92,7 +97,7 @@ class Stacks:
             line = frame.get("line")
             content = (
                 self._text(frame, "name"),
-                self._text(frame, "filename"),
+                self._file(frame),
                 None if line is None else self._line(line),
             )
             self._frame_by_id[identity] = self._frames.setdefault(content, len(self._frames))
@@ -104,6 +109,14 @@ class Stacks:
         if value is not None:
             self._notes.odd(_PLACE, key)
         return NO_TEXT
+
+    def _file(self, frame: Row) -> int:
+        path = frame.get("filename")
+        if type(path) is not str or self._keep_paths:
+            return self._text(frame, "filename")
+        if path not in self._files:
+            self._files[path] = self._texts.index(without_folders(path))
+        return self._files[path]
 
     def _line(self, value: object) -> int | None:
         line = signed(value)

@@ -11,6 +11,9 @@ Version = tuple[int, int]
 NEWEST: Final = (2, 14)
 """The newest version whose snapshots were examined."""
 
+RAW: Final = "raw"
+"""What nsan's model calls an allocator that keeps nothing, in the facts that it writes."""
+
 _OLDEST: Final = (2, 0)
 
 
