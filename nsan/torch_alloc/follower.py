@@ -304,7 +304,8 @@ class Follower(Keeper):
     def _segment_unmap(self, at: int) -> None:
         va = self._entries.va[at]
         end = va + self._entries.n_bytes[at]
-        found = [s for s in self.machine.segments_in(va, end) if s.is_expandable]
+        # An empty range would cut a free block in two.
+        found = [s for s in self.machine.segments_in(va, end) if s.is_expandable and va < end]
         n_before = self.machine.reserved_bytes
         for segment in found:
             for block in self._free_in(segment, va, end, at):

@@ -392,6 +392,22 @@ def test_a_segment_made_after_all_streams_were_waited_for_is_due():
     assert got.agreement.n_segments_made == 3
 
 
+def test_an_unmapping_of_nothing_leaves_the_free_blocks_whole():
+    program = Recorded(AllocatorSettings(expandable_segments=True))
+    block = program.machine.allocate(3 * MIB)
+    program.machine.free(block)
+    segments, blocks, events = program.frames()
+    nothing = events.tail(1).with_columns(
+        action=pl.lit("segment_unmap").cast(events.schema["action"]),
+        sequence=pl.col("sequence") + 1,
+        va=pl.col("va") + 512,
+        bytes=pl.lit(0, pl.Int64),
+    )
+    got = replay(segments, blocks, pl.concat([events, nothing]), program.machine.settings)
+    assert got.agreement.n_skipped == 1
+    assert got.agreement.n_final_blocks_exact == got.agreement.n_final_blocks == 1
+
+
 def test_expandable_segments_grow_and_shrink_in_a_replay():
     settings = AllocatorSettings(expandable_segments=True)
     recorded = Recorded(settings)
