@@ -33,6 +33,7 @@ from nsan.errors import (
     StreamVersionError,
     UsageError,
 )
+from nsan.io.tidy import postponed
 
 PROGRAM_VARIABLE: Final = "NSYS"
 SECONDS_VARIABLE: Final = "NSAN_NSYS_TIMEOUT"
@@ -192,9 +193,26 @@ def run_tool(
         If it cannot be started, or does not end in time; it is stopped then, with its children.
     """
     limit = time_limit() if seconds is None else seconds
+    process = None
     try:
-        # A group of its own, so that a program that hangs can be stopped with its children.
-        process = subprocess.Popen(  # noqa: S603 - programs found by name, without a shell
+        # Ctrl-C that comes while it starts is felt when it can be stopped.
+        with postponed():
+            process = _started(command)
+        raw, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        _stop(process)
+        raise NsysTimeoutError(about, str(command[0]), limit) from error
+    except BaseException:
+        # Ctrl-C reaches this process only, for the other has its own group.
+        _stop(process)
+        raise
+    return Finished(process.returncode, tuple(_lines(raw)))
+
+
+def _started(command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
+    """Start a program in a group of its own, so that it can be stopped with its children."""
+    try:
+        return subprocess.Popen(  # noqa: S603 - programs found by name, without a shell
             [os.fspath(part) for part in command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -203,22 +221,16 @@ def run_tool(
         )
     except OSError as error:
         raise NsysNotExecutableError(str(command[0]), error.strerror or str(error)) from error
-    with process:
-        try:
-            raw, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired as error:
-            _stop(process)
-            raise NsysTimeoutError(about, str(command[0]), limit) from error
-        except BaseException:
-            # Ctrl-C reaches this process only, for the other has its own group.
-            _stop(process)
-            raise
-    return Finished(process.returncode, tuple(_lines(raw)))
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes] | None) -> None:
+    """Stop a program and its children, if it was started; wait until it is gone."""
+    if process is None:
+        return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    with process:
+        pass
 
 
 def _lines(raw: bytes) -> Iterator[str]:
