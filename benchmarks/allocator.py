@@ -76,7 +76,7 @@ def peak_mb():
 
 def bench_replay(power):
     """Print events per second of each part at one size."""
-    requests = list(program(10**power * 2 // 5))
+    requests = list(program(10**power * 2 // 3))
     recorded = Recorded(DEFAULT_SETTINGS)
     drive(recorded.machine, requests)
     segments, blocks, events = recorded.frames()

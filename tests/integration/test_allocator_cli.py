@@ -209,3 +209,43 @@ def test_not_all_is_not_written_as_100_percent(capsys):
     out = answer(capsys, "allocator", str(FOLDER / "flexgen_oom_old_format.pickle.gz"))
     assert "99.9%" in out
     assert "100.0%" not in out
+
+
+def test_one_pool_has_no_table_of_pools(capsys):
+    assert "Pool" not in answer(capsys, "allocator", KIVI)
+    assert "Pool" in answer(capsys, "allocator", VERL)
+
+
+def test_odd_values_of_settings_and_cells_are_named(tmp_path, capsys):
+    entries = freed(0)
+    entries[1]["time_us"] = "soon"
+    settings = {"max_split_size": float("inf"), "expandable_segments": False}
+    path = written(tmp_path, device_traces=[entries], allocator_settings=settings)
+    out = answer(capsys, "allocator", path)
+    assert "settings of odd values count as PyTorch's default (max_split_size)" in out
+    assert "1 values could not be used (trace.time_us)" in out
+
+
+def test_a_round_number_of_entries_is_suspicious(tmp_path, capsys):
+    rounds = (freed(0) * 201)[1:1001]  # begins with the tensor in a segment from before
+    for i, entry in enumerate(rounds):
+        rounds[i] = {**entry, "time_us": entry["time_us"] + 10 * i}
+    out = answer(capsys, "allocator", written(tmp_path, device_traces=[rounds]))
+    assert "1 000 entries; a round number: older ones may have been dropped" in out
+
+
+def test_stitching_that_saves_nothing_says_so(tmp_path, capsys):
+    entries = freed(0)
+    for entry in entries:
+        entry["size"] = 20 << 20
+    out = answer(capsys, "allocator", written(tmp_path, device_traces=[entries]))
+    assert "Stitching free memory (GMLake) would save nothing at the peak (modelled)." in out
+
+
+def test_what_stands_in_the_file_stays_recorded_when_the_replay_disagrees(tmp_path, capsys):
+    entries = [entry for entry in freed(0) if not entry["action"].startswith("free")]
+    path = written(tmp_path, device_traces=[entries])
+    kinds = json.loads(answer(capsys, "allocator", path, "--json"))["kinds"]["utilization"]
+    assert kinds["n_entries"] == kinds["final_active_bytes"] == "recorded"
+    assert kinds["final_utilization_fraction"] == "derived"
+    assert kinds["peak_active_bytes"] == kinds["peak_active_sequence"] == "reconstructed"

@@ -206,3 +206,16 @@ def test_the_final_state_of_the_history_adds_up():
     assert segments["bytes"].sum() == blocks["bytes"].sum() == 22 * MIB
     assert segments["active_bytes"].sum() == segments["requested_bytes"].sum() == 3 * MIB
     assert blocks.filter(pl.col("state") != "inactive")["bytes"].to_list() == [3 * MIB]
+
+
+def test_a_copy_from_the_host_goes_to_the_place_of_its_tensor():
+    program = t.TensorProgram("p", (t.Create(W), t.Create(A), t.HostWrite("a#1")))
+    (copy,) = of(placed(program, "caching", GPU), Copy)
+    assert copy == Copy("segment 0", offset_bytes=3 * MIB, n_bytes=2 * MIB)
+
+
+def test_a_tensor_that_died_does_not_count_for_the_peak():
+    later = t.Tensor("c#1", 4 * MIB, "activation")
+    operations = (t.Create(W), t.Create(A), t.Drop("a#1"), t.Create(later))
+    made = placed(t.TensorProgram("p", operations), "caching", GPU)
+    assert made.peak_tensor_bytes == 7 * MIB  # 3 + 4; with the dead one it would be 9

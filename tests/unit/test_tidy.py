@@ -15,9 +15,14 @@ from nsan.io.tidy import postponed
 
 def test_ctrl_c_is_felt_at_the_end_of_what_must_be_whole():
     done = []
-    with pytest.raises(KeyboardInterrupt), postponed():
-        os.kill(os.getpid(), signal.SIGINT)
-        done.append("whole")
+
+    def work():
+        with postponed():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert done == ["whole"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
