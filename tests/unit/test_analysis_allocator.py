@@ -568,12 +568,33 @@ def test_the_timeline_is_what_the_allocator_went_through(seed):
     assert found["replay_kind"].unique().to_list() == ["derived"]
 
 
+def untold_rests(tiny, cut):
+    """Sum what blocks hold that nothing tells of.
+
+    A block from before the history that was handed out whole and freed since may count without its
+    rest: the free block behind it may have grown, so that it seems to have been split (replay.py).
+    """
+    return sum(
+        t["block"] - -(-t["bytes"] // 512) * 512
+        for t in tiny.tensors
+        if t["alloc"] < cut and t["free"] is not None and t["free"] >= cut
+    )
+
+
 @pytest.mark.parametrize("seed", range(N))
 def test_a_partial_history_starts_at_its_true_level_and_nothing_goes_below_zero(seed):
     tiny = Tiny(seed).run(120)
     cut = tiny.random.randrange(1, len(tiny.events) - 1)
     found = run(allocator_timeline, tiny.tables(cut))
-    assert found.select("sequence", *LEVELS).rows() == expected_timeline(tiny, cut)
+    rows, expected = found.select("sequence", *LEVELS).rows(), expected_timeline(tiny, cut)
+    rests = untold_rests(tiny, cut)
+    if not rests:
+        assert rows == expected
+    for row, true in zip(rows, expected, strict=True):
+        assert (row[0], row[1], row[4]) == (true[0], true[1], true[4])
+        assert true[2] - rests <= row[2] <= true[2]
+        assert true[3] - rests <= row[3] <= true[3]
+    assert rows[-1] == expected[-1]
     assert found.select(pl.min_horizontal(*LEVELS, "cached_bytes").min()).item() >= 0
 
 
@@ -668,12 +689,13 @@ def test_of_a_partial_history_what_was_held_before_it_counts_from_its_start(seed
     assert sorted(tensors["life_ns"]) == lives
     frames = run(allocator_frames, tables)
     levels = [tiny.levels[cut - 1], *tiny.levels[cut:]]
-    assert frames["peak_bytes"].sum() == max(level[2] for level in levels)
-    assert frames["start_bytes"].sum() == levels[0][2]
+    rests = untold_rests(tiny, cut)
+    assert 0 <= max(level[2] for level in levels) - frames["peak_bytes"].sum() <= rests
+    assert 0 <= levels[0][2] - frames["start_bytes"].sum() <= rests
     assert frames["end_bytes"].sum() == levels[-1][2]
     row = run(allocator_utilization, tables).row(0, named=True)
     if row["n_entries"] > 1:
-        assert row["peak_active_bytes"] == max(level[2] for level in levels)
+        assert 0 <= max(level[2] for level in levels) - row["peak_active_bytes"] <= rests
         assert row["is_complete"] == (levels[0] == (0, 0, 0, 0))
 
 
