@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import polars as pl
 
 from nsan.analysis.catalog import Analysis, find
-from nsan.analysis.result import KIND
+from nsan.analysis.result import KIND, Figure
 from nsan.errors import UsageError
 from nsan.info import MODEL_KIND
 from nsan.plugins import own_analyses
@@ -206,24 +206,24 @@ def kinds_of(source: Source, analysis: Analysis, found: pl.DataFrame) -> dict[st
         return {column.name: "modelled" for column in analysis.result.columns}
     kinds = {column.name: str(column.kind) for column in analysis.result.columns}
     inferred = [
-        column.name
+        column
         for column in analysis.result.columns
         if column.dtype == KIND and (found[column.name] == "reconstructed").any()
     ]
-    for name in inferred:
-        prefix = name.removesuffix("kind").removesuffix("_")
+    for each in inferred:
         for column in analysis.result.columns:
-            if prefix == "replay":
-                # What stands in the file stays so, whatever the replay of its history is worth.
-                if column.kind == "derived" and not column.name.startswith("final_"):
-                    kinds[column.name] = "reconstructed"
-                continue
-            if column.unit in {"id", "label"}:
-                continue
-            if prefix == "exposed" and not re.match(r"exposed|driver", column.name):
-                continue
-            kinds[column.name] = "reconstructed"
+            if _governs(each, column):
+                kinds[column.name] = "reconstructed"
     return kinds
+
+
+def _governs(kind: Figure, column: Figure) -> bool:
+    """Say whether a column that says the kind row by row speaks of another."""
+    if not kind.governs:
+        return column.unit not in {"id", "label"}
+    # What is copied from the file stays so, whatever the inference beside it is worth.
+    inferred = column.kind != "recorded" and column.dtype != KIND
+    return inferred and re.match(kind.governs, column.name) is not None
 
 
 def parse_options(analysis: Analysis, texts: Iterable[str]) -> dict[str, Any]:

@@ -28,9 +28,12 @@ class Figure(Column):
 
     ``unit`` is one of "ns", "byte", "byte/s", "fraction", "byte address", "id", "label", "text",
     "flag", "number", or the plural of what is counted; it decides how people see the value.
+    ``governs``, of a column that says the kind row by row, is a pattern of the names of the columns
+    it speaks of; by default all but ids and labels.
     """
 
     kind: Kind = "derived"
+    governs: str = ""
 
 
 @dataclass(frozen=True)

@@ -52,21 +52,16 @@ BY: Final = {
 }
 """Analysis by choice of ``--by``; without a choice a summary of several."""
 
-_PARTS: Final = ("state", "utilization", "replay", "stitching", "frames", "ooms")
-_ANALYSES: Final = dict(
-    zip(
-        _PARTS,
-        (
-            "allocator_state",
-            "allocator_utilization",
-            "replay_check",
-            "stitching",
-            "allocator_frames",
-            "allocator_ooms",
-        ),
-        strict=True,
-    )
-)
+_PARTS: Final = {
+    "state": "allocator_state",
+    "utilization": "allocator_utilization",
+    "replay": "replay_check",
+    "stitching": "stitching",
+    "frames": "allocator_frames",
+    "ooms": "allocator_ooms",
+}
+"""What the summary is made of: analysis by key of its document."""
+
 _MOST_ROWS: Final = 8
 _MOST_GPUS: Final = 16
 
@@ -105,11 +100,12 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
     values = snapshot.allocator_settings.select("name", "value").collect()
     document: dict[str, Any] = {
         "schema": SCHEMA,
-        **snapshot.info.to_dict(),
+        "source_kind": snapshot.info.kind,
+        **{key: value for key, value in snapshot.info.to_dict().items() if key != "kind"},
         "odd_settings": odd_settings(dict(values.iter_rows())),
         "kinds": {},
     }
-    for part, analysis_name in _ANALYSES.items():
+    for part, analysis_name in _PARTS.items():
         analysis = find(analysis_name)
         rows = run_analysis(snapshot, analysis).collect()
         document[part] = plain_rows(analysis, rows)
@@ -190,7 +186,7 @@ def _gpus(document: Mapping[str, Any]) -> list[Any]:
 def _head(document: Mapping[str, Any], *, markdown: bool) -> Iterator[str]:
     """Say what the file is, and what of it does not fit together."""
     source = name(document["source"], markdown=markdown)
-    if document["kind"] == MODEL_KIND:
+    if document["source_kind"] == MODEL_KIND:
         made = document["model"]
         about = (
             f"{made.get('network') or 'a program'}, {made.get('allocator') or 'caching'} allocator"

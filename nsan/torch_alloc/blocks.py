@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
+from nsan.errors import UsageError
 from nsan.torch_alloc.settings import TieBreak
 
 State = Literal["allocated", "pending", "free", "unmapped", "gone"]
@@ -233,3 +234,13 @@ KEYS: Final[dict[TieBreak, tuple[Callable[[Block], int], int]]] = {
     "segment": (_key_by_segment, 2 * _ADDRESS_BITS),
 }
 """Key of a block by tie-break, and the number of bits below its size."""
+
+
+def not_allocated(block: Block) -> UsageError:
+    """Say that a block cannot be freed."""
+    return UsageError(f"The block at {block.va:#x} is {block.state}, not allocated: free it once.")
+
+
+def not_pending(block: Block) -> UsageError:
+    """Say that no free of a block can be completed."""
+    return UsageError(f"The block at {block.va:#x} is {block.state}: no free of it is pending.")

@@ -19,7 +19,7 @@ from operator import attrgetter
 
 from nsan.errors import AllocatorFullError, UsageError
 from nsan.torch_alloc import releasing
-from nsan.torch_alloc.blocks import Block, FreeList, Segment, State
+from nsan.torch_alloc.blocks import Block, FreeList, Segment, State, not_allocated, not_pending
 from nsan.torch_alloc.constants import (
     DEFAULT_POOL,
     MIN_BLOCK_BYTES,
@@ -137,8 +137,7 @@ class CachingAllocator(Heap):
             If the block is not allocated.
         """
         if block.state != "allocated":
-            msg = f"The block at {block.va:#x} is {block.state}, not allocated: free it once."
-            raise UsageError(msg)
+            raise not_allocated(block)
         self.allocated_bytes -= block.n_bytes
         block.state = "pending"
         if self._listen is not None:
@@ -166,8 +165,7 @@ class CachingAllocator(Heap):
             If no free of the block is pending.
         """
         if self._pending.pop(block, self) is not None:
-            msg = f"The block at {block.va:#x} is {block.state}: no free of it is pending."
-            raise UsageError(msg)
+            raise not_pending(block)
         self._put_back_whole(block)
 
     def _put_back_whole(self, block: Block) -> None:
@@ -243,11 +241,8 @@ class CachingAllocator(Heap):
 
     @property
     def limit_bytes(self) -> int | None:
-        """What may be reserved: the GPU's memory, or the share of it that is allowed."""
-        settings = self.settings
-        if settings.device_bytes is None or settings.memory_fraction is None:
-            return settings.device_bytes
-        return min(settings.device_bytes, int(settings.memory_fraction * settings.device_bytes))
+        """What may be reserved; None: no limit."""
+        return self.settings.limit_bytes
 
     # Its rules, one by one; the replay of a history drives these itself.
 

@@ -13,33 +13,10 @@ from math import inf
 from typing import Final
 
 from nsan.errors import AllocatorFullError, UsageError
-from nsan.torch_alloc.blocks import Block, BlockPool, FreeList, Segment
+from nsan.torch_alloc.blocks import Block, BlockPool, FreeList, Segment, not_allocated, not_pending
 from nsan.torch_alloc.constants import DEFAULT_POOL, MIN_BLOCK_BYTES, ROUND_LARGE_BYTES
 from nsan.torch_alloc.heap import FIRST_VA, Listen
 from nsan.torch_alloc.settings import DEFAULT_SETTINGS, AllocatorSettings
-
-
-def allowed_bytes(settings: AllocatorSettings) -> int | None:
-    """Give what an allocator may reserve: the GPU's memory, or the share of it that is allowed.
-
-    Parameters
-    ----------
-    settings : AllocatorSettings
-        Reads ``device_bytes`` and ``memory_fraction``.
-
-    Returns
-    -------
-    int, optional
-        Bytes; None: no limit.
-
-    Examples
-    --------
-    >>> allowed_bytes(AllocatorSettings(memory_fraction=0.5, device_bytes=64 << 20)) >> 20
-    32
-    """
-    if settings.device_bytes is None or settings.memory_fraction is None:
-        return settings.device_bytes
-    return min(settings.device_bytes, int(settings.memory_fraction * settings.device_bytes))
 
 
 class AddressSupply:
@@ -135,7 +112,7 @@ class PlainAllocator:
     ) -> None:
         supply = AddressSupply(alignment=alignment)
         self.settings = settings
-        self.limit_bytes = allowed_bytes(settings)
+        self.limit_bytes = settings.limit_bytes
         self._place = place or supply.take
         self._give_back = supply.give_back if place is None else None
         self._listen = listen
@@ -222,8 +199,7 @@ class PlainAllocator:
             If the block is not allocated.
         """
         if block.state != "allocated":
-            msg = f"The block at {block.va:#x} is {block.state}, not allocated: free it once."
-            raise UsageError(msg)
+            raise not_allocated(block)
         block.state = "pending"
         self.allocated_bytes -= block.n_bytes
         self._say_of("free_requested", block)
@@ -244,8 +220,7 @@ class PlainAllocator:
             If no free of the block is pending.
         """
         if block.state != "pending":
-            msg = f"The block at {block.va:#x} is {block.state}: no free of it is pending."
-            raise UsageError(msg)
+            raise not_pending(block)
         block.state = "free"
         del self._segments[block.segment]
         self.active_bytes -= block.n_bytes

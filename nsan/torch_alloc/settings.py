@@ -111,6 +111,19 @@ class AllocatorSettings:
             )
             raise UsageError(msg)
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """What may be reserved: the GPU's memory, or the share of it that is allowed; None: no limit.
+
+        Examples
+        --------
+        >>> AllocatorSettings(memory_fraction=0.5, device_bytes=64 << 20).limit_bytes >> 20
+        32
+        """
+        if self.device_bytes is None or self.memory_fraction is None:
+            return self.device_bytes
+        return min(self.device_bytes, int(self.memory_fraction * self.device_bytes))
+
     @classmethod
     def from_rows(cls, values: Mapping[str, str]) -> AllocatorSettings:
         """Read the settings of a snapshot.

@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import Final, NoReturn
 
 from nsan.errors import AllocatorFullError, UsageError
-from nsan.torch_alloc.blocks import Block, FreeList, Segment
+from nsan.torch_alloc.blocks import Block, FreeList, Segment, not_allocated, not_pending
 from nsan.torch_alloc.chunks import CHUNK_BYTES, ChunkHeap, round_to_chunks
 from nsan.torch_alloc.constants import DEFAULT_POOL
 from nsan.torch_alloc.heap import Listen, ascending_places
 from nsan.torch_alloc.machine import CachingAllocator
-from nsan.torch_alloc.plain import AddressSupply, allowed_bytes
+from nsan.torch_alloc.plain import AddressSupply
 from nsan.torch_alloc.rounding import is_small
 from nsan.torch_alloc.settings import DEFAULT_SETTINGS, AllocatorSettings
 
@@ -108,7 +108,7 @@ class StitchingAllocator:
             raise UsageError(msg)
         self.settings = settings
         self.least_block_bytes = least_block_bytes
-        self.limit_bytes = allowed_bytes(settings)
+        self.limit_bytes = settings.limit_bytes
         self._place = place or ascending_places()
         self._ranges = AddressSupply(FIRST_STITCHED_VA)
         self._listen = listen
@@ -213,8 +213,7 @@ class StitchingAllocator:
             self._small.free(block, pending=pending)
             return
         if block.state != "allocated":
-            msg = f"The block at {block.va:#x} is {block.state}, not allocated: free it once."
-            raise UsageError(msg)
+            raise not_allocated(block)
         block.state = "pending"
         for part in _parts(block):
             part.state = "pending"
@@ -241,8 +240,7 @@ class StitchingAllocator:
             self._small.complete(block)
             return
         if block not in self._pending:
-            msg = f"The block at {block.va:#x} is {block.state}: no free of it is pending."
-            raise UsageError(msg)
+            raise not_pending(block)
         del self._pending[block]
         self._large.active_bytes -= block.n_bytes
         self._large.requested_bytes -= block.requested_bytes

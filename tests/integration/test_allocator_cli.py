@@ -59,6 +59,7 @@ def test_json_holds_each_part_and_the_kind_of_each_column(capsys):
     document = json.loads(answer(capsys, "allocator", DECOMFL, "--json"))
     assert document["schema"] == 1
     assert document["source"] == "decomfl_opt125m_full_history.pickle.gz"
+    assert document["source_kind"] == "torch-snapshot"
     state = next(row for row in document["state"] if row["pool"] == "all")
     assert state["reserved_bytes"] == 1897922560
     assert state["cached_bytes"] == 883492352

@@ -69,6 +69,7 @@ REPLAY_KIND: Final = derived(
     KIND,
     "label",
     "Derived if the replay of this GPU's history agreed in full, else reconstructed; null: none.",
+    governs="(?!final_)",
 )
 
 FAULTS: Final = ("n_skipped", "n_forced_frees", "n_contradictions")

@@ -53,7 +53,13 @@ TIMES: Final[tuple[Figure, ...]] = (
     derived("exposed_fraction", pl.Float64, "fraction", "Exposed time over its time."),
     derived("driver_ns", pl.Int64, "ns", "Of the exposed time, no copy under way."),
     derived("migration_ns", pl.Int64, "ns", "Of its time, copies of its GPU under way."),
-    derived("exposed_kind", KIND, "label", "Derived from fault rows, or reconstructed batches."),
+    derived(
+        "exposed_kind",
+        KIND,
+        "label",
+        "Derived from fault rows, or reconstructed batches.",
+        governs="exposed|driver",
+    ),
     reconstructed("clock_offset_ns", pl.Int64, "ns", "Added to the times of work before joining."),
 )
 
