@@ -297,3 +297,13 @@ def test_an_error_in_an_analysis_of_ones_own_is_one_message(capsys, tmp_path):
     assert (code, out) == (1, "")
     assert "ColumnNotFoundError" in err
     assert "Traceback" not in err
+
+
+def test_inferred_batches_make_what_stands_on_them_reconstructed_and_nothing_else(capsys):
+    """The real capture has no fault rows: how long a kernel waited is inferred, how long it ran is not."""
+    code, out, _ = run(capsys, "attribute", ADD, "--json")
+    kinds = {column["name"]: column["kind"] for column in json.loads(out)["columns"]}
+    assert code == 0
+    assert kinds["exposed_ns"] == kinds["driver_ns"] == "reconstructed"
+    assert kinds["time_ns"] != "reconstructed"
+    assert kinds["in_bytes"] != "reconstructed"
