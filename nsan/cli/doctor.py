@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from nsan.cli.render import Field, coloured, json_text, table, word
-from nsan.errors import NsysError
+from nsan.nsys_errors import NsysError
 
 _PROBE_SECONDS: Final = 10
 

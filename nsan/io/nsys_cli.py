@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nsan.errors import (
+from nsan.errors import OutputExistsError, StoreWriteError, UsageError
+from nsan.io.tidy import postponed
+from nsan.nsys_errors import (
     ImporterNotFoundError,
     NotAReportError,
     NsysError,
@@ -26,14 +28,10 @@ from nsan.errors import (
     NsysNotExecutableError,
     NsysNotFoundError,
     NsysTimeoutError,
-    OutputExistsError,
     ReportCutShortError,
     ReportTooNewError,
-    StoreWriteError,
     StreamVersionError,
-    UsageError,
 )
-from nsan.io.tidy import postponed
 
 PROGRAM_VARIABLE: Final = "NSYS"
 SECONDS_VARIABLE: Final = "NSAN_NSYS_TIMEOUT"

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from nsan.errors import NsanError, NsysError, NsysNotFoundError, StoreWriteError
+from nsan.errors import NsanError, StoreWriteError
 from nsan.io import nsys_cli, nsys_info
 from nsan.io.manifest import cache_folder
 from nsan.io.probe import display_name, identify
 from nsan.io.sqlite_file import CellType, SqliteFile
+from nsan.nsys_errors import NsysError, NsysNotFoundError
 
 _SESSION_TABLE: Final = "TARGET_INFO_SESSION_START_TIME"
 _INPUT_KEYS: Final = ("EXPORT_PARAM_INPUT_FILE", "EXPORT_INPUT_FILE")

@@ -24,16 +24,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import nsan
-from nsan.errors import (
-    NsysProfileError,
-    OutputExistsError,
-    OutputWriteError,
-    ProgramNotFoundError,
-    RecorderNotFoundError,
-)
+from nsan.errors import OutputExistsError, OutputWriteError, ProgramNotFoundError
 from nsan.io import nsys_cli
 from nsan.io.probe import REPORT_SUFFIXES, display_name
 from nsan.io.tidy import scratch_beside, undisturbed
+from nsan.nsys_errors import NsysProfileError, RecorderNotFoundError
 
 SWITCHES: Final = (
     "--trace=cuda,nvtx",

@@ -22,23 +22,20 @@ from vendor import VERSIONS, need
 
 import nsan
 from nsan.cli import main
-from nsan.errors import (
+from nsan.errors import NotAStoreError, OutputExistsError, StoreWriteError, UsageError
+from nsan.io import nsys_cli
+from nsan.nsys_errors import (
     ImporterNotFoundError,
     NotAReportError,
-    NotAStoreError,
     NsysFailedError,
     NsysNoOutputError,
     NsysNotExecutableError,
     NsysNotFoundError,
     NsysTimeoutError,
-    OutputExistsError,
     ReportCutShortError,
     ReportTooNewError,
-    StoreWriteError,
     StreamVersionError,
-    UsageError,
 )
-from nsan.io import nsys_cli
 from nsan.schema import TABLES
 
 NEW, OLD = "2023.4.4", "2022.4.2"
