@@ -28,6 +28,7 @@ from nsan.model.program import (
     Allocate,
     Copy,
     DeviceAllocate,
+    Discard,
     Fill,
     Free,
     HostTouch,
@@ -35,6 +36,7 @@ from nsan.model.program import (
     Kernel,
     Launch,
     Mark,
+    MarkDead,
     PopRange,
     Prefetch,
     Program,
@@ -245,6 +247,7 @@ class _Building:
         self.draw, self.mood, self.settings = draw, mood, machine_settings
         self.operations, self.live, self.on_device = [], {}, {}
         self.n_ranges = self.n_names = 0
+        self.is_marked = False
 
     def add(self, operation):
         self.operations.append(operation)
@@ -288,6 +291,10 @@ class _Building:
         name, write = self.name(), self.draw(st.booleans())
         pace = self.draw(st.sampled_from(self.mood.paces))
         offset, n_bytes = self.draw(parts(self.live[name]))
+        if self.is_marked:  # the host must not touch what is dead, or about to be
+            for gpu in range(self.settings.n_gpus):
+                self.add(MarkDead(name, dead=False, device=gpu))
+            self.add(Synchronize())
         self.add(HostTouch(name, write, offset, n_bytes, pace))
 
     def wait(self):
@@ -305,6 +312,15 @@ class _Building:
 
     def copy(self):
         self.add(Copy(self.name(), self.draw(st.booleans()), self.gpu()))
+
+    def discard(self):
+        name = self.name()
+        self.add(Discard(name, *self.draw(parts(self.live[name]))))
+
+    def mark_dead(self):
+        name, dead = self.name(), self.draw(st.integers(0, 3)) > 0
+        self.add(MarkDead(name, *self.draw(parts(self.live[name])), dead=dead, device=self.gpu()))
+        self.is_marked = True
 
     def fill(self):
         self.add(Fill(self.name(), self.gpu()))
@@ -327,14 +343,15 @@ _KINDS += ["device_allocate", "wait", "copy", "fill", "synchronize", "nvtx"]
 
 
 @st.composite
-def programs(draw):
-    """A random program and the machine that it runs on."""
+def programs(draw, *, marked=False):
+    """A random program and the machine that it runs on; with marks of dead pages and discards if asked."""
     mood = draw(st.sampled_from([ANY, CROWD, FIGHT]))
     chosen = draw(settings(mood=mood))
     building = _Building(draw, mood, chosen)
     for _ in range(draw(st.integers(1, 3))):
         building.allocate()
-    for kind in draw(st.lists(st.sampled_from(_KINDS), min_size=2, max_size=12)):
+    kinds = _KINDS + ["discard", "discard", *["mark_dead"] * 4] * marked
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=12)):
         getattr(building, kind)()
     program = Program("random", tuple(building.operations), descending=draw(st.booleans()))
     return program, chosen

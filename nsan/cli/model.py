@@ -102,7 +102,11 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
     group = add_training(parser)
-    group.add_argument("--allocator", choices=("raw", "caching"), help="default caching")
+    group.add_argument(
+        "--allocator",
+        metavar="NAME",
+        help="raw or caching (default); caching:release+drop takes mechanisms away: `nsan model list`",
+    )
     group.add_argument(
         "--hint",
         action="append",
@@ -292,7 +296,7 @@ def _listing(*, as_json: bool) -> str:
     _need_numba()
     from nsan.model.hints import HINTS
     from nsan.model.networks.tensors import ROLES
-    from nsan.model.placing import ALLOCATORS
+    from nsan.model.placing import ALLOCATORS, SWITCHES
     from nsan.model.profiles import GPUS, HOSTS
     from nsan.model.workloads import NETWORKS, WORKLOADS
 
@@ -300,6 +304,7 @@ def _listing(*, as_json: bool) -> str:
         "workloads": {name: item.description for name, item in WORKLOADS.items()},
         "networks": {name: item.description for name, item in NETWORKS.items()},
         "allocators": ALLOCATORS,
+        "switches": {f"caching:{name}": text for name, text in SWITCHES.items()},
         "hints": {**HINTS, "ROLES": " ".join(ROLES)},
         "GPUs": {name: item.description for name, item in GPUS.items()},
         "hosts": {name: f"{item.description}; {item.error}" for name, item in HOSTS.items()},

@@ -14,6 +14,7 @@ KERNEL: Final = "kernel"
 COPY: Final = "copy"
 FILL: Final = "fill"
 PREFETCH: Final = "prefetch"
+MARK_DEAD: Final = "mark dead"
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Work:
     Attributes
     ----------
     kind : str
-        "kernel", "copy", "fill" or "prefetch".
+        "kernel", "copy", "fill", "prefetch" or "mark dead".
     name : str
         Of the kernel, or of the call.
     ready_ns, start_ns, end_ns : int
@@ -33,7 +34,11 @@ class Work:
     kernel : Kernel, optional
         What runs; copies and fills run as one thread block.
     destination, pages : int, (int, int)
-        Of a prefetch: processor, and half-open range of pages.
+        Of a prefetch: processor, and half-open range of pages; a mark has pages too.
+    dead : bool
+        Of a mark.
+    operation : int
+        Place in the program of the operation that put it there.
     n_bytes, copy_kind : int
         Of a copy or fill.
     """
@@ -47,6 +52,8 @@ class Work:
     pages: tuple[int, int] = (0, 0)
     n_bytes: int = 0
     copy_kind: int = 0
+    dead: bool = False
+    operation: int = -1
     start_ns: int = 0
     end_ns: int = 0
 
@@ -101,6 +108,10 @@ class Happened:
         API calls, allocations, NVTX ranges and marks.
     operation_ns : list of int
         When the host was done with each operation of the program.
+    operation_copies : list of int
+        Rows of the log's copies when the host was done with each operation.
+    prefetch_copies : list of (int, int, int)
+        Operation, first row and end of the copies of each user's prefetch, in order.
     end_ns : int
         When all was done.
     """
@@ -111,4 +122,6 @@ class Happened:
     lives: list[Life] = field(default_factory=list)
     regions: list[Region] = field(default_factory=list)
     operation_ns: list[int] = field(default_factory=list)
+    operation_copies: list[int] = field(default_factory=list)
+    prefetch_copies: list[tuple[int, int, int]] = field(default_factory=list)
     end_ns: int = 0

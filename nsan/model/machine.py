@@ -8,14 +8,27 @@ from typing import Final
 from nsan.errors import ProgramError
 from nsan.model.access import Stream
 from nsan.model.engine import state as st
-from nsan.model.happened import COPY, FILL, KERNEL, PREFETCH, Call, Happened, Life, Region, Work
+from nsan.model.happened import (
+    COPY,
+    FILL,
+    KERNEL,
+    MARK_DEAD,
+    PREFETCH,
+    Call,
+    Happened,
+    Life,
+    Region,
+    Work,
+)
 from nsan.model.layout import Layout, Place
 from nsan.model.program import (
+    ALLOCATION_NS,
     CPU,
     Advise,
     Allocate,
     Copy,
     DeviceAllocate,
+    Discard,
     Fill,
     Free,
     HostTouch,
@@ -23,6 +36,7 @@ from nsan.model.program import (
     Kernel,
     Launch,
     Mark,
+    MarkDead,
     PopRange,
     Prefetch,
     Program,
@@ -37,7 +51,6 @@ from nsan.uvm.constants import VA_BLOCK_BYTES
 _CALL_NS: Final = 4_000
 """A CUDA call that does not wait."""
 
-_MALLOC_NS: Final = 60_000
 _LAUNCH_NS: Final = 6_000
 _NVTX_NS: Final = 500
 _COPY_NS_PER_MIB: Final = 80_000.0
@@ -109,6 +122,8 @@ class _Host:
             HostWait: self._host_wait,
             Prefetch: self._prefetch,
             Advise: self._advise,
+            Discard: self._discard,
+            MarkDead: self._mark_dead,
             Launch: self._launch,
             Copy: self._copy,
             Fill: self._fill,
@@ -123,6 +138,7 @@ class _Host:
             handlers[type(operation)](operation)
             self._done[0] += 1
             self._happened.operation_ns.append(self._now)
+            self._happened.operation_copies.append(self._streams.n_copies)
         self._streams.finish()
         self._happened.end_ns = max(self._now, self._streams.free_at)
         for region in self._open:
@@ -149,7 +165,7 @@ class _Host:
 
     def _allocate(self, operation: Allocate) -> None:
         place = next(self._places)
-        correlation = self._call("cudaMallocManaged_v6000", self._spend(_MALLOC_NS))
+        correlation = self._call("cudaMallocManaged_v6000", self._spend(ALLOCATION_NS))
         self._remember(
             operation.name, Life(place.name, place.start, place.n_bytes, self._now, correlation)
         )
@@ -162,7 +178,7 @@ class _Host:
             )
         if operation.name in self._live:
             raise ProgramError(f"{operation.name!r} is allocated twice", "Free it, or rename one")
-        start = self._spend(_MALLOC_NS)
+        start = self._spend(ALLOCATION_NS)
         self._streams.catch_up(self._now)
         done = self._streams.take_chunks(gpu, _chunks(operation.n_bytes), self._now)
         if done is None:
@@ -187,7 +203,7 @@ class _Host:
             raise ProgramError(f"Free of {operation.name!r}, which is not allocated", "Allocate it")
         start = self._now
         self._wait_for_all()  # cudaFree waits for the device
-        self._spend(_MALLOC_NS)
+        self._spend(ALLOCATION_NS)
         self._call("cudaFree_v3020", start)
         _, life = self._live.pop(operation.name)
         life.free_ns = self._now
@@ -212,13 +228,29 @@ class _Host:
                 f"There are {', '.join(_ADVICES)}, each also with unset_ before it",
             )
         if advice == "read_mostly":
-            memory.advice[first:last] = st.READ_MOSTLY if given else 0
+            dead = memory.advice[first:last] & int(st.DEAD)
+            memory.advice[first:last] = dead | (int(st.READ_MOSTLY) if given else 0)
         elif advice == "preferred_location":
             memory.preferred[first:last] = processor if given else -1
         else:
             bit = 1 << processor
             before = memory.accessed_by[first:last]
             memory.accessed_by[first:last] = before | bit if given else before & (255 - bit)
+
+    def _discard(self, operation: Discard) -> None:
+        pages = self._whole_pages(operation.allocation, operation.offset_bytes, operation.n_bytes)
+        start = self._now
+        self._wait_for_all()
+        self._spend(ALLOCATION_NS)
+        self._call("cudaMemDiscardBatchAsync", start)
+        self._streams.discard(pages, self._now)
+
+    def _mark_dead(self, operation: MarkDead) -> None:
+        part = (operation.allocation, operation.offset_bytes, operation.n_bytes)
+        work = self._new_work(MARK_DEAD, operation.allocation)
+        work.pages = self._whole_pages(*part) if operation.dead else self._pages(*part)
+        work.dead = operation.dead
+        self._streams.add(self._gpu(operation.device), work, [])
 
     # The host's own time ------------------------------------------------------------------------
 
@@ -262,6 +294,14 @@ class _Host:
 
     # Work for the GPUs --------------------------------------------------------------------------
 
+    def _new_work(
+        self, kind: str, name: str, correlation: int = 0, kernel: Kernel | None = None
+    ) -> Work:
+        """Make work that is ready now, for the operation that the host is at."""
+        work = Work(kind, name, self._now, correlation, kernel=kernel)
+        work.operation = self._done[0]
+        return work
+
     def _launch(self, operation: Launch) -> None:
         kernel = operation.kernel
         least = min(kernel.grid, kernel.threads, kernel.repeat)
@@ -277,7 +317,7 @@ class _Host:
             )
         gpu = self._gpu(operation.device)
         correlation = self._call("cudaLaunchKernel_v7000", self._spend(_LAUNCH_NS))
-        work = Work(KERNEL, kernel.name, self._now, correlation, kernel=kernel)
+        work = self._new_work(KERNEL, kernel.name, correlation, kernel)
         self._streams.add(gpu, work, [self._place(s.allocation) for s in kernel.streams])
 
     def _copy(self, operation: Copy) -> None:
@@ -301,7 +341,7 @@ class _Host:
         gpu = self._gpu(device)
         kernel = Kernel(call, 1, 32, (stream,), compute_ns_per_mib=_COPY_NS_PER_MIB)
         start = self._spend(_CALL_NS)
-        work = Work(kind, call, self._now, self._next_correlation(), kernel=kernel)
+        work = self._new_work(kind, call, self._next_correlation(), kernel)
         work.n_bytes, work.copy_kind = stream.n_bytes or 0, number
         self._streams.add(gpu, work, [self._place(stream.allocation)])
         self._streams.wait(lambda: self._streams.is_idle(gpu))
@@ -313,7 +353,7 @@ class _Host:
         to_cpu = operation.device == CPU
         gpu = 0 if to_cpu else self._gpu(operation.device)
         start = self._spend(_CALL_NS)
-        work = Work(PREFETCH, operation.allocation, self._now, self._next_correlation())
+        work = self._new_work(PREFETCH, operation.allocation, self._next_correlation())
         work.destination, work.pages = 0 if to_cpu else gpu + 1, pages
         self._streams.catch_up(self._now)
         waits = self._streams.is_idle(gpu)
@@ -359,6 +399,14 @@ class _Host:
             )
         start = place.start + offset
         return start // self._page_bytes, -(-(start + size) // self._page_bytes)
+
+    def _whole_pages(self, name: str, offset: int, n_bytes: int | None) -> tuple[int, int]:
+        """Give the half-open range of the pages that lie wholly in a part; it may be empty."""
+        self._pages(name, offset, n_bytes)  # refuses what goes past it
+        start = self._place(name).start + offset
+        first = -(-start // self._page_bytes)
+        last = (start + self._size(name, n_bytes, offset)) // self._page_bytes
+        return first, max(first, last)
 
 
 def _chunks(n_bytes: int) -> int:

@@ -26,7 +26,8 @@ from nsan.model.placing import Placed
 from nsan.model.program import Allocate, Program
 from nsan.model.recording import PLAIN, Style, record
 from nsan.model.settings import DEFAULT_SETTINGS, Settings
-from nsan.model.truth import TRUTH_TABLES, truth
+from nsan.model.tensor_truth import dead_bytes
+from nsan.model.truth import TRUTH_ROWS, truth
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
 TRUTH: Final = "truth"
@@ -199,10 +200,13 @@ def make(
         (scratch / TRUTH).mkdir()
         # Beside each other: one waits for SQLite, the other for the compression.
         with ThreadPoolExecutor(1) as pool:
-            written = pool.submit(_write_truth, scratch / TRUTH, truth(happened, settings, plain))
+            history = recipe.placed.history if recipe.placed else None
+            parts = truth(happened, settings, plain, history)
+            written = pool.submit(_write_truth, scratch / TRUTH, parts)
             write_export(scratch / export_name(folder), tables, machine, recipe.options)
-            facts = written.result()
-        about = {**_about(recipe, tables, facts), "figures": figures(plain, happened.end_ns)}
+            facts, dead = written.result()
+        costs = figures(plain, happened.end_ns)
+        about = {**_about(recipe, tables, facts), "figures": {**costs, **dead}}
         if recipe.placed is not None:
             about["allocator"] = _allocator_facts(recipe.placed, about["capacity_bytes"])
             frames = snapshot_frames(recipe.placed.history, happened.operation_ns)
@@ -216,13 +220,18 @@ def make(
     return about
 
 
-def _write_truth(folder: Path, tables: Iterable[tuple[str, pl.DataFrame]]) -> dict[str, int]:
-    """Write the truth, and count the rows of each table."""
-    n_rows = {}
+def _write_truth(
+    folder: Path, tables: Iterable[tuple[str, pl.DataFrame]]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Write the truth; count the rows of each table and, of a tensor program, the dead bytes."""
+    n_rows: dict[str, int] = {}
+    dead: dict[str, int] = {}
     for name, rows in tables:
         n_rows[name] = rows.height
         rows.write_parquet(folder / f"{name}.parquet")
-    return n_rows
+        if name == "tensor_moves":
+            dead = dead_bytes(rows)
+    return n_rows, dead
 
 
 def _note(settings: Settings) -> str:
@@ -262,8 +271,7 @@ def _about(
         "export": asdict(recipe.options),
         "rows": {table: frame.height for table, frame in tables.items() if frame.height},
         "truth": {
-            table: {"rows": n_rows, "row": TRUTH_TABLES[table].row}
-            for table, n_rows in facts.items()
+            table: {"rows": n_rows, "row": TRUTH_ROWS[table]} for table, n_rows in facts.items()
         },
     }
 
@@ -288,7 +296,7 @@ def _is_ours(folder: Path) -> bool:
         return False
     whole = isinstance(about, dict) and about.get("kind") == "modelled" and "nsan" in about
     ours = {ABOUT, TRUTH, SNAPSHOT} | {name for name in found if name.endswith(".sqlite")}
-    return whole and found <= ours and truths <= {f"{table}.parquet" for table in TRUTH_TABLES}
+    return whole and found <= ours and truths <= {f"{table}.parquet" for table in TRUTH_ROWS}
 
 
 @contextlib.contextmanager

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, cast
 
-from nsan.errors import UnknownNameError
 from nsan.model import program as words
 from nsan.model.access import Access, Random, Stream
-from nsan.model.hints import LEAST_BYTES, Hint
+from nsan.model.allocator_names import ALLOCATORS, SWITCHES, Allocation, parse_allocator
+from nsan.model.hints import Hint, check_names, meant
 from nsan.model.layout import Layout
 from nsan.model.networks import tensors as t
 from nsan.model.profiles import GpuProfile
@@ -24,12 +24,18 @@ from nsan.torch_alloc.machine import CachingAllocator
 from nsan.torch_alloc.plain import PlainAllocator
 from nsan.torch_alloc.settings import DEFAULT_SETTINGS, AllocatorSettings
 from nsan.units import MIB
+from nsan.uvm.constants import VA_BLOCK_BYTES
 
-ALLOCATORS: Final[dict[str, str]] = {
-    "raw": "one cudaMallocManaged per tensor, cudaFree when it dies",
-    "caching": "PyTorch's caching allocator over managed segments (PCA)",
-}
-"""Ways to allocate tensors."""
+__all__ = [
+    "ALLOCATORS",
+    "SWITCHES",
+    "Allocation",
+    "Entry",
+    "History",
+    "Placed",
+    "parse_allocator",
+    "placed",
+]
 
 _THREADS: Final = 1024
 _ELEMENT_BYTES: Final = 64
@@ -89,9 +95,11 @@ class History:
     Attributes
     ----------
     network, allocator : str
-        What was trained; "raw" or "caching".
+        What was trained; "raw", or "caching" with its switches.
     entries : list of Entry
         In order.
+    block_bytes : list of int
+        Size of the block that each entry "alloc" gave, in their order.
     segments : list of Segment
         At the end, by address.
     blocks : list of Block
@@ -103,6 +111,7 @@ class History:
     network: str
     allocator: str
     entries: list[Entry]
+    block_bytes: list[int]
     segments: list[Segment]
     blocks: list[Block]
     owners: dict[int, str]
@@ -132,7 +141,7 @@ def placed(
     tensors : TensorProgram
         Tensors and kernels, in order.
     allocator : str
-        One of ``ALLOCATORS``.
+        As :func:`parse_allocator` reads it.
     gpu : GpuProfile
         Decides how long kernels compute.
     hints : iterable of Hint
@@ -147,21 +156,24 @@ def placed(
 
     Raises
     ------
-    UnknownNameError
-        If there is no such allocator.
+    UsageError
+        If there is no such allocator or switch, or a hint names a tensor that is not there.
     """
-    if allocator not in ALLOCATORS:
-        raise UnknownNameError("allocator", allocator, ALLOCATORS)
-    return _Placer(tensors, allocator, gpu, tuple(hints), settings).run()
+    hints = tuple(hints)
+    check_names(
+        hints, (each.tensor.name for each in tensors.operations if isinstance(each, t.Create))
+    )
+    return _Placer(tensors, parse_allocator(allocator), gpu, hints, settings).run()
 
 
 class _Span(NamedTuple):
-    """Where a tensor lies: managed allocation, offset in it, size."""
+    """Where a tensor lies: managed allocation, offset in it, size; and what it is."""
 
     allocation: str
     offset: int
     n_bytes: int
     role: str
+    tensor: str
 
 
 @dataclass
@@ -169,20 +181,26 @@ class _Placer:
     """One pass over the operations of a tensor program."""
 
     tensors: t.TensorProgram
-    kind: str
+    allocation: Allocation
     gpu: GpuProfile
     hints: tuple[Hint, ...]
     settings: AllocatorSettings
     operations: list[words.Operation] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    block_bytes: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._layout = Layout()
+        self._is_raw = self.allocation.kind == "raw"
+        switches = self.allocation.switches
+        self._releases, self._drops = "release" in switches, "drop" in switches
+        self._unit_bytes = VA_BLOCK_BYTES if "apart" in switches else 1
         self._allocator: Allocator = (
             PlainAllocator(place=self._place, listen=self._listen)
-            if self.kind == "raw"
+            if self._is_raw
             else CachingAllocator(self.settings, place=self._place, listen=self._listen)
         )
+        self._is_new = False
         self._allocations: dict[int, str] = {}
         self._n_segments = 0
         self._blocks: dict[str, Block] = {}
@@ -200,8 +218,9 @@ class _Placer:
         self._close_phase()
         history = History(
             self.tensors.name,
-            self.kind,
+            str(self.allocation),
             self.entries,
+            self.block_bytes,
             self._allocator.segments(),
             self._allocator.blocks(),
             {block.va: name for name, block in self._blocks.items()},
@@ -251,7 +270,7 @@ class _Placer:
 
     def _place(self, n_bytes: int) -> int:
         """Take room as the modelled machine will, for the next managed allocation."""
-        name = self._now if self.kind == "raw" else f"segment {self._n_segments}"
+        name = self._now if self._is_raw else f"segment {self._n_segments}"
         self._n_segments += 1
         self._layout.add(words.Allocate(name, n_bytes))
         va = BASE_VA + self._layout.places[-1].start
@@ -261,20 +280,30 @@ class _Placer:
     def _listen(self, action: str, va: int, n_bytes: int, stream: int, pool: str) -> None:
         if action == "segment_alloc":
             self.operations.append(words.Allocate(self._allocations[va], n_bytes))
+            self._is_new = True
         elif action == "segment_free":
             name = self._allocations.pop(va)
             self.operations.append(words.Free(name))
             self._layout.add(words.Free(name))
+        elif action == "alloc" and self._releases and not self._is_new:
+            self.operations.append(words.HostWait(words.ALLOCATION_NS))
         self.entries.append(
             Entry(action, va, n_bytes, stream, pool, len(self.operations), self._now)
         )
+        if action == "segment_alloc" and self._drops:
+            self.operations.append(words.MarkDead(self._allocations[va], 0, n_bytes))
 
     def _create(self, tensor: t.Tensor) -> None:
         self._now = tensor.name
-        block = self._allocator.allocate(tensor.n_bytes)
+        asked = -(-tensor.n_bytes // self._unit_bytes) * self._unit_bytes
+        self._is_new = False
+        block = self._allocator.allocate(asked)
         self._blocks[tensor.name] = block
-        base = block.segment.va
-        span = _Span(self._allocations[base], block.va - base, tensor.n_bytes, tensor.role)
+        self.block_bytes.append(block.n_bytes)
+        if self._drops:
+            self.operations.append(words.MarkDead(*self._where(block), dead=False))
+        name, offset, _ = self._where(block)
+        span = _Span(name, offset, tensor.n_bytes, tensor.role, tensor.name)
         self._spans[tensor.name] = span
         self._live += tensor.n_bytes
         self._peak = max(self._peak, self._live)
@@ -285,7 +314,25 @@ class _Placer:
         span = self._spans.pop(name)
         self._advise(span, given=False)
         self._live -= span.n_bytes
-        self._allocator.free(self._blocks.pop(name))
+        block = self._blocks.pop(name)
+        self._allocator.free(block)
+        if not self._is_raw:
+            self._end_pages(block)
+
+    def _end_pages(self, block: Block) -> None:
+        """Do what the switches add to a free; the block is now all of the free block that it is in."""
+        if self._releases and not block.is_split and isinstance(self._allocator, CachingAllocator):
+            self._allocator.release(block.segment)
+            return
+        if self._drops:
+            self.operations.append(words.MarkDead(*self._where(block)))
+        if self._releases:
+            self.operations.append(words.Discard(*self._where(block)))
+
+    def _where(self, block: Block) -> tuple[str, int, int]:
+        """Give allocation, offset and size of a block."""
+        base = block.segment.va
+        return self._allocations[base], block.va - base, block.n_bytes
 
     def _advise(self, span: _Span, *, given: bool) -> None:
         """Give advice for a new tensor; take it back with the tensor, whose place others get."""
@@ -395,4 +442,4 @@ def _with_lookup(uses: list[_Use], name: str, n_bytes: int) -> list[_Use]:
 
 
 def _is_meant(hint: Hint, span: _Span) -> bool:
-    return span.role in hint.roles and span.n_bytes >= LEAST_BYTES
+    return meant(hint, span.tensor, span.role, span.n_bytes)

@@ -10,6 +10,9 @@ from nsan.model.access import Access
 CPU: Final = -1
 """The host, where a device is named."""
 
+ALLOCATION_NS: Final = 60_000
+"""What ``cudaMallocManaged``, ``cudaMalloc`` or ``cudaFree`` takes the host, waits aside."""
+
 
 @dataclass(frozen=True)
 class Allocate:
@@ -107,6 +110,58 @@ class Advise:
     device: int = 0
     offset_bytes: int = 0
     n_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Discard:
+    """The pages that lie wholly in a part of an allocation are given up: their contents are lost.
+
+    They are resident nowhere afterwards, without a copy, and the next touch is a first touch. What was
+    advised for them stays. The real call, ``cudaMemDiscardBatchAsync`` of CUDA 13, is put into a stream;
+    here the call waits for the device and costs what ``cudaFree`` costs, because it stands for the
+    cudaFree of a tensor without a cache. So a block of 2 MiB that is given up wholly is as new to the driver
+    (its next service costs what a first one does), and a part without a whole page costs the same call.
+
+    Attributes
+    ----------
+    allocation : str
+        Name of a managed allocation.
+    offset_bytes, n_bytes : int
+        The part; by default all of it.
+    """
+
+    allocation: str
+    offset_bytes: int = 0
+    n_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class MarkDead:
+    """From here on in a GPU's stream, nobody needs the contents of pages, or somebody does again.
+
+    An oracle that no driver has: it takes no time and leaves no row. Dead pages are dropped instead
+    of copied: those at the CPU when the mark is reached, those at a GPU when they are evicted, and any when
+    they would be copied elsewhere; a fault on what was dropped is a first touch. The mark keeps the order of
+    the stream: kernels launched before it find their data. The host must not touch the pages
+    before the stream has come to a mark that makes them alive.
+
+    Attributes
+    ----------
+    allocation : str
+        Name of a managed allocation.
+    offset_bytes, n_bytes : int
+        The part; by default all of it. Pages wholly in it become dead; those that it meets, alive.
+    dead : bool, default True
+        False: alive again.
+    device : int, default 0
+        Whose stream.
+    """
+
+    allocation: str
+    offset_bytes: int = 0
+    n_bytes: int | None = None
+    dead: bool = True
+    device: int = 0
 
 
 @dataclass(frozen=True)
@@ -208,6 +263,8 @@ Operation = (
     | HostWait
     | Prefetch
     | Advise
+    | Discard
+    | MarkDead
     | Launch
     | Copy
     | Fill

@@ -18,7 +18,7 @@ from nsan.model.access import Access, Shape
 from nsan.model.engine import loop
 from nsan.model.engine import state as st
 from nsan.model.engine.handle import pointer_to
-from nsan.model.happened import PREFETCH, Happened, Work
+from nsan.model.happened import MARK_DEAD, PREFETCH, Happened, Work
 from nsan.model.layout import Place
 from nsan.model.program import Kernel
 from nsan.model.settings import Settings
@@ -87,6 +87,12 @@ class Streams:
         self._running: list[Work | None] = [None] * settings.n_gpus
         self._free_at = [0] * settings.n_gpus
         self._parts: dict[str, list[pl.DataFrame]] = {name: [] for name in st.LOG_COLUMNS}
+        self._n_copies_drained = 0
+
+    @property
+    def n_copies(self) -> int:
+        """How many copies the engine has written down so far."""
+        return self._n_copies_drained + int(self.state.log.n[st.N_COPIES])
 
     @property
     def free_at(self) -> int:
@@ -136,11 +142,17 @@ class Streams:
 
     def free_pages(self, pages: tuple[int, int], time: int) -> None:
         """Forget pages at the end of an allocation."""
-        first, last = pages
-        for start in range(first, last, loop.FREE_AT_ONCE):
-            stop = min(start + loop.FREE_AT_ONCE, last)
-            loop.free(self._handle, self.rules, (start, stop), time)
+        for part in _in_parts(pages):
+            loop.free(self._handle, self.rules, part, time)
             self._drain_if_needed()
+
+    def discard(self, pages: tuple[int, int], time: int) -> None:
+        """Give up pages of an allocation that goes on; a whole block is as new to the driver."""
+        for part in _in_parts(pages):
+            loop.discard(self._handle, self.rules, part, time)
+            self._drain_if_needed()
+        first, last = -(-pages[0] // self.rules.block_pages), pages[1] // self.rules.block_pages
+        self.state.chunks.serviced[:, first : max(first, last)] = 0
 
     def take_chunks(self, gpu: int, n_chunks: int, time: int) -> int | None:
         """Take chunks away from managed memory, evicting; give when that is done, None if it cannot."""
@@ -171,22 +183,33 @@ class Streams:
             while queue and self._running[gpu] is None:
                 work, places = queue.popleft()
                 work.start_ns = max(work.ready_ns, self._free_at[gpu] + _GAP_NS)
-                if work.kind == PREFETCH:
+                if work.kind == MARK_DEAD:
+                    self._mark_dead(gpu, work)
+                elif work.kind == PREFETCH:
                     self._prefetch(gpu, work)
                 else:
                     self._running[gpu] = work
                     self._happened.work.append((gpu, work))
                     self._start(gpu, work, places)
 
+    def _mark_dead(self, gpu: int, work: Work) -> None:
+        """Mark pages right behind what came before in the stream; no time passes."""
+        work.start_ns = work.end_ns = max(work.ready_ns, self._free_at[gpu])
+        for part in _in_parts(work.pages):
+            loop.mark_dead(self._handle, part, work.dead, work.start_ns)
+            self._drain_if_needed()
+
     def _prefetch(self, gpu: int, work: Work) -> None:
         page, last = work.pages
         time = work.start_ns
+        first_copy = self.n_copies
         while page < last:
             page = loop.migrate(self._handle, self.rules, work.destination, (page, last), time)
             time = -1  # the pipeline goes on where it was
             self._drain_if_needed()
         work.end_ns = max(int(loop.pipeline_end(self._handle)), work.start_ns)
         self._free_at[gpu] = work.end_ns
+        self._happened.prefetch_copies.append((work.operation, first_copy, self.n_copies))
 
     def _start(self, gpu: int, work: Work, places: list[Place]) -> None:
         """Write a kernel into the engine's numbers and start its first thread blocks."""
@@ -239,6 +262,7 @@ class Streams:
     def _drain(self) -> None:
         """Take the rows out of the engine's log."""
         log = self.state.log
+        self._n_copies_drained += int(log.n[st.N_COPIES])
         for i, (name, columns) in enumerate(st.LOG_COLUMNS.items()):
             n = int(log.n[i])
             if n or not self._parts[name]:
@@ -254,6 +278,13 @@ class Streams:
                     )
                 )
             log.n[i] = 0
+
+
+def _in_parts(pages: tuple[int, int]) -> list[tuple[int, int]]:
+    """Cut a range of pages so that the log has room for each part."""
+    first, last = pages
+    starts = range(first, last, loop.FREE_AT_ONCE)
+    return [(start, min(start + loop.FREE_AT_ONCE, last)) for start in starts]
 
 
 def _encoded(

@@ -11,8 +11,10 @@ import polars as pl
 
 from nsan.model.engine import state as st
 from nsan.model.happened import Happened
+from nsan.model.placing import History
 from nsan.model.recording import BASE_VA, PID, address
 from nsan.model.settings import Settings
+from nsan.model.tensor_truth import TENSOR_TABLES, tensor_truth
 from nsan.uvm import constants as uvm
 
 _OUTCOMES: Final = {
@@ -28,6 +30,8 @@ _REASONS: Final = {
     int(st.FREED): "freed",
     int(st.INVALIDATED): "invalidated",
     int(st.CLEAN_EVICTION): "clean_eviction",
+    int(st.DROPPED): "dropped",
+    int(st.DISCARDED): "discarded",
 }
 
 
@@ -311,7 +315,7 @@ TRUTH_TABLES: Final[dict[str, TruthTable]] = {
         lambda happened, settings, _: _residency_changes(happened, settings),
     ),
     "evictions": TruthTable(
-        "one root chunk given up: bytes copied back, and bytes dropped that are valid elsewhere",
+        "one root chunk given up: bytes copied back, and bytes dropped that are valid elsewhere or dead",
         lambda happened, settings, _: _evictions(happened, settings),
     ),
     "refaults": TruthTable(
@@ -341,11 +345,19 @@ TRUTH_TABLES: Final[dict[str, TruthTable]] = {
         lambda _happened, _settings, tables: tables["driver_events"],
     ),
 }
-"""The tables of the truth by name; times ns, addresses UInt64, sizes byte."""
+"""The tables of every run's truth by name; times ns, addresses UInt64, sizes byte."""
+
+TRUTH_ROWS: Final[dict[str, str]] = {
+    name: table.row for name, table in TRUTH_TABLES.items()
+} | TENSOR_TABLES
+"""What one row is, of these and of the tables that only a tensor program has."""
 
 
 def truth(
-    happened: Happened, settings: Settings, tables: Mapping[str, pl.DataFrame]
+    happened: Happened,
+    settings: Settings,
+    tables: Mapping[str, pl.DataFrame],
+    history: History | None = None,
 ) -> Iterator[tuple[str, pl.DataFrame]]:
     """Make the truth of a run, table by table, so that not all need room at once.
 
@@ -357,11 +369,15 @@ def truth(
         The machine.
     tables : mapping of str to DataFrame
         The trace in the plain style.
+    history : History, optional
+        Of the allocator, where the program is a tensor program.
 
     Yields
     ------
     (str, DataFrame)
-        Name and rows of each of ``TRUTH_TABLES``.
+        Name and rows of each of ``TRUTH_TABLES``; with a history also of each of ``TENSOR_TABLES``.
     """
     for name, table in TRUTH_TABLES.items():
         yield name, table.build(happened, settings, tables)
+    if history is not None:
+        yield from tensor_truth(happened, settings, history).items()

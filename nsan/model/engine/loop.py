@@ -8,16 +8,19 @@ from nsan.model.engine.gpu import block_ready, fetch, raise_more, replay, start_
 from nsan.model.engine.host import host_ready
 from nsan.model.engine.jit import compiled, entry
 from nsan.model.engine.queue import drop_first, put
-from nsan.model.engine.residency import evict_one, log_change, release
+from nsan.model.engine.residency import drop_from_cpu, evict_one, log_change, release
 from nsan.model.engine.service import begin_work, migrate_block
 from nsan.model.engine.state import (
     CAPACITY,
     COPIED,
     CPU,
     CPU_DONE,
+    DEAD,
+    DISCARDED,
     DONE,
     FETCH,
     FREED,
+    FROM_CPU,
     HOST_READY,
     HOST_TIME,
     ONE,
@@ -154,26 +157,52 @@ def pipeline_end(state: State) -> int:
     return max(state.scratch.time[CPU_DONE], state.scratch.time[COPIED])
 
 
-@entry
-def free(state: State, rules: Rules, pages: tuple[int, int], time: int) -> None:
-    """Forget pages: what was resident is gone without a record."""
+@compiled
+def _vacate(state: State, rules: Rules, pages: tuple[int, int], time: int, reason: int) -> None:
+    """Make pages resident nowhere, without a copy; forget their past."""
     memory = state.memory
     for processor in range(state.gpu.now.shape[0] + 1):
         for page in range(pages[0], pages[1]):
             if memory.where[page] >> processor & 1:
-                log_change(state.log, time, processor, page, FREED)
+                log_change(state.log, time, processor, page, reason)
                 if processor:
                     release(state, processor - 1, page // rules.block_pages, ONE)
     for page in range(pages[0], pages[1]):
         memory.where[page] = 0
         memory.remote[page] = 0
+        memory.evicted_ns[page] = -1
+        forget(state, rules, page)
+
+
+@entry
+def free(state: State, rules: Rules, pages: tuple[int, int], time: int) -> None:
+    """Forget pages: what was resident is gone without a record."""
+    memory = state.memory
+    _vacate(state, rules, pages, time, FREED)
+    for page in range(pages[0], pages[1]):
         memory.advice[page] = 0
         memory.preferred[page] = -1
         memory.accessed_by[page] = 0
-        memory.evicted_ns[page] = -1
-        forget(state, rules, page)
     for block in range(pages[0] // rules.block_pages, -(-pages[1] // rules.block_pages)):
         state.chunks.serviced[:, block] = 0
+
+
+@entry
+def discard(state: State, rules: Rules, pages: tuple[int, int], time: int) -> None:
+    """Give up pages; what was advised for them stays, and whether they are dead."""
+    _vacate(state, rules, pages, time, DISCARDED)
+    for page in range(pages[0], pages[1]):
+        state.memory.advice[page] &= ~FROM_CPU
+
+
+@entry
+def mark_dead(state: State, pages: tuple[int, int], dead: bool, time: int) -> None:  # noqa: FBT001 (numba takes no keywords)
+    """Say that nobody needs what pages hold, or that somebody does again."""
+    for page in range(pages[0], pages[1]):
+        state.memory.advice[page] &= ~DEAD
+        if dead:
+            state.memory.advice[page] |= DEAD
+            drop_from_cpu(state, page, time)
 
 
 @entry

@@ -15,6 +15,8 @@ from nsan.model.engine.state import (
     CPU,
     CPU_BIT,
     CPU_DONE,
+    DEAD,
+    DROPPED,
     EVICTION,
     FIRST_TOUCH,
     FROM,
@@ -69,6 +71,12 @@ def clear_marks(scratch: Scratch) -> None:
     scratch.bring[scratch.marked[FROM] : scratch.marked[TO]] = 0
     scratch.marked[FROM] = scratch.bring.shape[0]
     scratch.marked[TO] = 0
+
+
+@compiled
+def is_dead(state: State, page: int) -> bool:
+    """Say whether nobody needs what a page holds."""
+    return state.memory.advice[page] & DEAD != 0
 
 
 @compiled
@@ -150,6 +158,33 @@ def drop_other_copies(state: State, page: int, keep: int, time: int) -> None:
 
 
 @compiled
+def drop(state: State, page: int, time: int) -> None:
+    """Forget what a dead page holds, wherever it is."""
+    arrived = state.chunks.ready_ns[:, page // _block_pages(state)]
+    for processor in range(state.gpu.now.shape[0] + 1):
+        if state.memory.where[page] >> processor & 1:
+            log_change(state.log, max(time, arrived[processor]), processor, page, DROPPED)
+            if processor:
+                release(state, processor - 1, page // _block_pages(state), ONE)
+    state.memory.where[page] = 0
+    state.memory.remote[page] = 0
+    state.memory.evicted_ns[page] = -1
+
+
+@compiled
+def drop_from_cpu(state: State, page: int, time: int) -> None:
+    """Forget what the CPU holds of a dead page; GPUs keep theirs until they need the room."""
+    memory = state.memory
+    if memory.where[page] == CPU_BIT:
+        drop(state, page, time)
+    elif memory.where[page] & CPU_BIT:
+        when = max(time, state.chunks.ready_ns[CPU, page // _block_pages(state)])
+        log_change(state.log, when, CPU, page, DROPPED)
+        memory.where[page] &= ~CPU_BIT
+        memory.remote[page] = 0
+
+
+@compiled
 def _block_pages(state: State) -> int:
     return state.scratch.bring.shape[0]
 
@@ -206,7 +241,7 @@ def evict_one(state: State, rules: Rules, gpu: int) -> None:
     first = victim * rules.block_pages
     n_copied = 0
     for page in range(first, first + rules.block_pages):
-        n_copied += memory.where[page] == bit
+        n_copied += memory.where[page] == bit and not is_dead(state, page)
     time[CPU_DONE] += rules.evict_ns + int(rules.page_ns * n_copied)
     time[LAST_END] = -1
     start = time[CPU_DONE]
@@ -228,14 +263,14 @@ def evict_one(state: State, rules: Rules, gpu: int) -> None:
 
 @compiled
 def _evict_pages(state: State, rules: Rules, gpu: int, first: int) -> int:
-    """Copy runs of pages back and drop the read-duplicated ones; count those dropped."""
+    """Copy runs of pages back; drop the read-duplicated and the dead ones, and count these."""
     memory = state.memory
     bit = 1 << (gpu + 1)
     n_dropped = 0
     run = -1
     for page in range(first, first + rules.block_pages + 1):
         inside = page < first + rules.block_pages
-        only = inside and memory.where[page] == bit
+        only = inside and memory.where[page] == bit and not is_dead(state, page)
         if only and run < 0:
             run = page
         if not only and run >= 0:
@@ -248,7 +283,12 @@ def _evict_pages(state: State, rules: Rules, gpu: int, first: int) -> int:
             memory.where[page] &= ~bit
             arrived = state.chunks.ready_ns[gpu + 1, page // rules.block_pages]
             when = max(state.scratch.time[CPU_DONE], arrived)
-            log_change(state.log, when, gpu + 1, page, CLEAN_EVICTION)
+            reason = CLEAN_EVICTION
+            if memory.where[page] == 0:
+                reason = DROPPED
+                memory.remote[page] = 0
+                memory.evicted_ns[page] = -1
+            log_change(state.log, when, gpu + 1, page, reason)
             state.scratch.time[COPIED] = max(state.scratch.time[COPIED], when)
             n_dropped += 1
     return n_dropped
@@ -290,6 +330,8 @@ def bring_pages(state: State, rules: Rules, block: int, dst: int) -> int:
     n_copied = 0
     for i in range(state.scratch.marked[FROM], state.scratch.marked[TO]):
         if bring[i]:
+            if is_dead(state, first + i):
+                drop(state, first + i, state.scratch.time[CPU_DONE])
             n_new += 1
             n_copied += memory.where[first + i] != 0
     if dst != CPU and n_new:

@@ -37,6 +37,8 @@ FIRST_TOUCH: Final = number(0)
 FREED: Final = number(1)
 INVALIDATED: Final = number(2)
 CLEAN_EVICTION: Final = number(3)
+DROPPED: Final = number(4)
+DISCARDED: Final = number(5)
 
 READ: Final = number(1)
 WRITE: Final = number(2)
@@ -56,6 +58,8 @@ THROTTLING: Final = number(1)
 REMOTE_MAP: Final = number(2)
 
 READ_MOSTLY: Final = number(1)
+DEAD: Final = number(64)
+"""Beside an advice: nobody needs what the page holds, so it is DROPPED instead of copied."""
 FROM_CPU: Final = number(128)
 """Beside an advice: the last move of the page was from the CPU."""
 

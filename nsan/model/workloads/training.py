@@ -24,7 +24,7 @@ class TrainingRun:
     varying : bool, default False
         Batch or sequence length changes from step to step, up to these.
     allocator : str, default "caching"
-        One of :data:`nsan.model.placing.ALLOCATORS`.
+        As :func:`nsan.model.allocator_names.parse_allocator` reads it.
     hints : tuple of Hint
         Prefetches and advice.
     seed : int, default 1
