@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nsan.analysing import analyse
     from nsan.contract import summary
     from nsan.info import TraceInfo
+    from nsan.joined import Joined, join
     from nsan.opening import import_trace, open_snapshot, open_trace
     from nsan.snapshot import Snapshot
     from nsan.trace import Trace
@@ -24,23 +25,27 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Joined",
     "Snapshot",
     "Trace",
     "TraceInfo",
     "__version__",
     "analyse",
     "import_trace",
+    "join",
     "open_snapshot",
     "open_trace",
     "summary",
 ]
 
 _HOMES = {
+    "Joined": "nsan.joined",
     "Snapshot": "nsan.snapshot",
     "Trace": "nsan.trace",
     "TraceInfo": "nsan.info",
     "analyse": "nsan.analysing",
     "import_trace": "nsan.opening",
+    "join": "nsan.joined",
     "open_snapshot": "nsan.opening",
     "open_trace": "nsan.opening",
     "summary": "nsan.contract",

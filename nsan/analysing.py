@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import polars as pl
 
@@ -16,10 +16,12 @@ from nsan.info import MODEL_KIND
 from nsan.plugins import own_analyses
 
 if TYPE_CHECKING:
+    from nsan.analysis.catalog import Subject
+    from nsan.joined import Joined
     from nsan.snapshot import Snapshot
     from nsan.trace import Trace
 
-    Source = Trace | Snapshot
+    Source: TypeAlias = Trace | Snapshot | Joined
 
 
 def analyse(
@@ -29,12 +31,13 @@ def analyse(
     options: Mapping[str, Any] | None = None,
     plugins: Iterable[str | Path] = (),
 ) -> pl.LazyFrame:
-    """Run an analysis on a trace or on a memory snapshot.
+    """Run an analysis on a trace, on a memory snapshot or on both joined.
 
     Parameters
     ----------
-    source : Trace or Snapshot
-        A whole trace, what :meth:`nsan.Trace.filter` left of it, or a snapshot of PyTorch's allocator.
+    source : Trace, Snapshot or Joined
+        A whole trace, what :meth:`nsan.Trace.filter` left of it, a snapshot of PyTorch's allocator, or
+        what :func:`nsan.join` made of both: on that run the analyses of each, too.
     name : str
         Name of the analysis, as listed by ``nsan analyse --list``.
     options : mapping, optional
@@ -68,6 +71,8 @@ _CONTEXT: Final = ("kernels", "copies", "memsets")
 
 _NEEDS: Final[dict[str, str]] = {
     r"^n_(inclusive_)?(fault_rows|page_faults)$": "gpu_faults",
+    r"^(n_(shared_)?first_touch|n_first_touch_avoided(_error)?|n_dead_rows)$": "gpu_faults",
+    r"^(first_touch_ns|fault_rows_per_alloc)$": "gpu_faults",
     r"^n_(lowest_page_rows|read_rows|write_rows|atomic_rows|other_rows|full)$": "gpu_faults",
     r"^n_(inclusive_)?cpu_faults$": "cpu_faults",
 }
@@ -84,8 +89,8 @@ def run_analysis(
 
     Parameters
     ----------
-    source : Trace or Snapshot
-        A whole trace, a part of one, or a snapshot.
+    source : Trace, Snapshot or Joined
+        A whole trace, a part of one, a snapshot, or both joined.
     analysis : Analysis
         What to run.
     options : mapping, optional
@@ -102,37 +107,52 @@ def run_analysis(
         If the analysis needs the whole capture and the trace is a part of it, or it is about the
         other kind of source.
     """
-    if analysis.subject != subject_of(source):
-        msg = (
-            f"{analysis.name} reads {_NAMED[analysis.subject]}, and {source.info.source} is "
-            f"{_NAMED[subject_of(source)]}."
-        )
-        raise UsageError(msg)
+    mine = subject_of(source)
+    if mine == "joined" and analysis.subject != "joined":
+        return run_analysis(_half(cast("Joined", source), analysis), analysis, options)
+    if analysis.subject != mine:
+        msg = f"{analysis.name} reads {_NAMED[analysis.subject]}, and {source.info.source} is {_NAMED[mine]}."
+        raise UsageError(msg + _HOW_TO_JOIN * (analysis.subject == "joined"))
     tables = {table: getattr(source, table) for table in analysis.reads}
-    if analysis.subject == "snapshot":
+    if mine == "snapshot":
         return analysis.run(tables, options)
-    return _run_on_trace(cast("Trace", source), analysis, tables, options)
+    trace = cast("Joined", source).trace if mine == "joined" else cast("Trace", source)
+    return _run_on_trace(trace, analysis, tables, options)
+
+
+def _half(joined: Joined, analysis: Analysis) -> Source:
+    """Choose the half of a join that an analysis is about."""
+    if analysis.subject == "trace":
+        return joined.trace
+    if joined.snapshot is None:
+        msg = f"{analysis.name} reads {_NAMED['snapshot']}, and {joined.info.source} was joined with none."
+        raise UsageError(msg)
+    return joined.snapshot
 
 
 _NAMED: Final = {
     "trace": "a trace of nsys",
     "snapshot": "a memory snapshot of PyTorch",
+    "joined": "a trace joined with the memory snapshot of the same run",
 }
+_HOW_TO_JOIN: Final = " Give both: `--snapshot FILE`, or nsan.join(trace, snapshot)."
 
 
-def subject_of(source: Source) -> str:
+def subject_of(source: Source) -> Subject:
     """Say what a source is.
 
     Parameters
     ----------
-    source : Trace or Snapshot
+    source : Trace, Snapshot or Joined
         What was opened.
 
     Returns
     -------
     str
-        "trace" or "snapshot", as :attr:`nsan.analysis.catalog.Analysis.subject`.
+        "trace", "snapshot" or "joined", as :attr:`nsan.analysis.catalog.Analysis.subject`.
     """
+    if hasattr(source, "trace"):
+        return "joined"
     return "snapshot" if hasattr(source, "allocator_events") else "trace"
 
 
@@ -189,7 +209,7 @@ def kinds_of(source: Source, analysis: Analysis, found: pl.DataFrame) -> dict[st
 
     Parameters
     ----------
-    source : Trace or Snapshot
+    source : Trace, Snapshot or Joined
         Where it is from: every figure of what the model made is modelled.
     analysis : Analysis
         What gave it.

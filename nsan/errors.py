@@ -208,9 +208,7 @@ class UnknownNameError(UsageError):
 
     def __init__(self, what: str, name: str, names: Iterable[str]) -> None:
         self.what, self.name, self.names = what, name, list(names)
-        super().__init__(
-            f"There is no {what} {name!r}. There are: {listed(self.names, limit=40)}."
-        )
+        super().__init__(f"There is no {what} {name!r}. There are: {listed(self.names, limit=40)}.")
 
 
 class AnalysisError(NsanError):
@@ -292,7 +290,9 @@ class UnsafeSnapshotError(SnapshotError):
 class NotAlignedError(NsanError):
     """A memory snapshot and a trace are not of the same run; ``reason`` says what does not fit."""
 
-    def __init__(self, reason: str, snapshot: str = "the snapshot", trace: str = "this trace") -> None:
+    def __init__(
+        self, reason: str, snapshot: str = "the snapshot", trace: str = "this trace"
+    ) -> None:
         self.reason = reason
         super().__init__(
             f"Not aligned: {snapshot} is not of the run of {trace}: {reason}. Take the one that it wrote."

@@ -1,10 +1,11 @@
 """The table of contents: every analysis with its question, what it reads, gives and costs.
 
 An analysis is a function whose positional parameters are named as tables of a trace
-(:data:`nsan.schema.TABLES`) or of a memory snapshot
-(:data:`nsan.torch_alloc.tables.SNAPSHOT_TABLES`) and take lazy frames, whose keyword-only parameters are options with
-defaults, and which returns a lazy frame. The decorator says the rest. A user's own function is
-found and run in the same way.
+(:data:`nsan.schema.TABLES`), of a memory snapshot
+(:data:`nsan.torch_alloc.tables.SNAPSHOT_TABLES`) or of both joined
+(:data:`nsan.analysis.pca.tables.JOINED_TABLES`) and take lazy frames, whose keyword-only parameters are
+options with defaults, and which returns a lazy frame. The decorator says the rest. A user's own function
+is found and run in the same way.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import polars as pl
 
+from nsan.analysis.pca.tables import JOINED_TABLES
 from nsan.analysis.result import Result
 from nsan.errors import AnalysisError, SchemaMismatchError, UnknownNameError, UsageError
 from nsan.schema import TABLES
@@ -60,12 +62,20 @@ MODULES: Final = (
     "allocator.stitching",
     "allocator.what_if",
     "allocator.agreement",
+    "pca.effect",
+    "pca.traffic",
+    "pca.sharing",
+    "pca.ledger",
+    "pca.rows",
 )
 """Modules of this package that hold analyses, in the order of the table of contents."""
 
 _ATTRIBUTE: Final = "__nsan_analysis__"
 
-_KNOWN: Final = {**TABLES, **SNAPSHOT_TABLES}
+_KNOWN: Final = {**TABLES, **SNAPSHOT_TABLES, **JOINED_TABLES}
+
+Subject = Literal["trace", "snapshot", "joined"]
+"""What an analysis is about: a trace, a memory snapshot of PyTorch's allocator, or both joined."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +118,12 @@ class Analysis:
         return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
 
     @property
-    def subject(self) -> Literal["trace", "snapshot"]:
-        """What it is about: a trace, or a memory snapshot of PyTorch's allocator."""
-        return "snapshot" if self.reads.keys() <= SNAPSHOT_TABLES.keys() else "trace"
+    def subject(self) -> Subject:
+        """What it is about."""
+        read = self.reads.keys()
+        if read <= SNAPSHOT_TABLES.keys():
+            return "snapshot"
+        return "trace" if read <= TABLES.keys() else "joined"
 
     def run(
         self, tables: Mapping[str, pl.LazyFrame], options: Mapping[str, Any] | None = None
@@ -226,7 +239,7 @@ def _check(found: Analysis) -> None:
             raise AnalysisError(
                 found.name,
                 f"a trace has no table {table!r}, it has {[*TABLES]}; a snapshot has "
-                f"{[*SNAPSHOT_TABLES]}",
+                f"{[*SNAPSHOT_TABLES]}; both joined have {[*JOINED_TABLES]}",
             )
         absent = [name for name in columns if name not in _KNOWN[table].schema]
         if absent:

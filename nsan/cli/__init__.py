@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "clusters": "where faults crowd in time and address: clusters, episodes, access patterns",
     "attribute": "whose they are: by kernel, NVTX range, allocation, CPU function, step",
     "allocator": "PyTorch's caching allocator, from a memory snapshot: use, fragmentation, what-ifs",
+    "pca": "runs without and with PyTorch's caching allocator: what differs, and by which mechanism",
     "analyse": "run any analysis by name, nsan's or your own; --list is the table of contents",
     "record": "run a program under nsys and summarise its trace",
     "model": "make traces with known truth on a software model of the driver, no GPU needed",

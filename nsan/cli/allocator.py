@@ -4,8 +4,14 @@ SNAPSHOT is what torch.cuda.memory._dump_snapshot(FILE) wrote; for more than its
 before: torch.cuda.memory._record_memory_history(). Without `--by` the first answer: what is held, how
 well it is used, what could be returned, what stitching free memory would save, and who holds most.
 
+With `--snapshot FILE` the first file is a trace of the same run, and both are joined: faults and
+migrations by tensor, Python line and annotation, and how much of the traffic is of memory that no
+tensor holds.
+
 Examples
 --------
+  nsan allocator trace.sqlite --snapshot snapshot.pickle
+  nsan allocator trace.sqlite --snapshot snapshot.pickle --by line
   nsan allocator snapshot.pickle
   nsan allocator snapshot.pickle --by settings         predicted peak under other settings
   nsan allocator snapshot.pickle --by tensor --rows 50
@@ -19,17 +25,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nsan.cli.arguments import add_output, add_verbosity
+from nsan.cli.arguments import add_filters, add_output, add_verbosity
 from nsan.cli.output import write_document
 from nsan.cli.render import Field, Row, dash, name, safe, table
 from nsan.cli.results import (
     add_analysis_options,
     add_by,
+    add_snapshot,
     plain_rows,
     refuse_analysis_options,
+    refuse_filters,
     run_named,
 )
 from nsan.cli.tables import share
+from nsan.errors import UsageError
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.units import format_bytes, format_count, format_time
 
@@ -52,6 +61,21 @@ BY: Final = {
 }
 """Analysis by choice of ``--by``; without a choice a summary of several."""
 
+BY_JOINED: Final = {
+    "tensor": "tensor_traffic",
+    "line": "line_traffic",
+    "annotation": "annotation_traffic",
+    "state": "state_traffic",
+    "va-block": "va_block_sharing",
+    "step": "step_ledger",
+    "effect": "pca_effect",
+    "migration": "migrated_parts",
+    "fault": "placed_faults",
+    "life": "tensors_in_time",
+    "clock": "clock_alignment",
+}
+"""The same of a trace joined with a snapshot."""
+
 _PARTS: Final = {
     "state": "allocator_state",
     "utilization": "allocator_utilization",
@@ -69,26 +93,46 @@ _MOST_GPUS: Final = 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
     parser.add_argument(
-        "trace", metavar="SNAPSHOT", type=Path, help="memory snapshot of PyTorch (.pickle)"
+        "trace",
+        metavar="SNAPSHOT|TRACE",
+        type=Path,
+        help="memory snapshot of PyTorch (.pickle); with --snapshot a trace",
     )
+    add_snapshot(parser)
     add_verbosity(parser)
-    add_by(parser, {"summary": "", **BY}, "summary")
+    add_by(parser, {"summary": "", **BY, **BY_JOINED}, "summary")
     add_analysis_options(parser)
+    add_filters(parser)
     add_output(parser)
-    parser.set_defaults(filter_time=None, filter_nvtx=None, gpu=None, pid=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    choices = BY if args.snapshot is None else BY_JOINED
     if args.by != "summary":
-        return run_named(args, BY[args.by])
+        return run_named(args, _chosen(args, choices))
     refuse_analysis_options(args)
+    if args.snapshot is not None:
+        from nsan.cli.joined import summarise
+
+        return summarise(args)
     from nsan.opening import open_snapshot
+
+    refuse_filters(args)
 
     snapshot = open_snapshot(args.trace)
     found = _document(snapshot)
     write_document(args, found, lambda: _text(found, markdown=args.format == "markdown"))
     return 0
+
+
+def _chosen(args: argparse.Namespace, choices: Mapping[str, str]) -> str:
+    """Give the analysis of a choice, or say with which input it goes."""
+    if args.by not in choices:
+        other = "with --snapshot, of a trace" if args.snapshot is None else "without --snapshot"
+        msg = f"--by {args.by} goes {other}. Here there are: {', '.join(choices)}."
+        raise UsageError(msg)
+    return choices[args.by]
 
 
 def _document(snapshot: Snapshot) -> dict[str, Any]:

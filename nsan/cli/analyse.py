@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from nsan.cli.arguments import add_filters, add_output, add_verbosity, write_result
 from nsan.cli.render import Field, dash, json_text, table
-from nsan.cli.results import add_analysis_options, run_named
+from nsan.cli.results import add_analysis_options, add_snapshot, run_named
 from nsan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--list", action="store_true", help="list the analyses, or explain the one that is named"
     )
+    add_snapshot(parser)
     add_verbosity(parser)
     add_analysis_options(parser)
     add_filters(parser)

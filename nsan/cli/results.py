@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,11 +20,12 @@ from nsan.cli.arguments import (
     write_file,
     write_result,
 )
-from nsan.cli.render import Field, Row, complain, csv_text, dash, json_text, table
-from nsan.cli.tables import cause_word, direction_word, share, unanswered
+from nsan.cli.columns import field_of, header_of, telling, too_wide, zero_columns
+from nsan.cli.render import complain, csv_text, json_text, table
+from nsan.cli.tables import unanswered
 from nsan.errors import AnalysisError, BrokenStoreError, NsanError, UsageError
 from nsan.info import MODEL_KIND, MODELLED
-from nsan.units import format_address, format_bytes, format_count, format_rate, format_time
+from nsan.units import format_address
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,14 +33,12 @@ if TYPE_CHECKING:
     from nsan.analysing import Source
     from nsan.analysis.catalog import Analysis
     from nsan.analysis.result import Figure
+    from nsan.joined import Joined
     from nsan.trace import Trace
 
-_WHAT: Final = {"trace": "capture", "snapshot": "snapshot"}
+_WHAT: Final = {"trace": "capture", "snapshot": "snapshot", "joined": "capture"}
 _MOST_ROWS: Final = 20
 """Rows that people are shown unless they ask for more."""
-
-_PIPE_WIDTH: Final = 160
-_COLUMN_GAP: Final = 2
 
 
 def add_analysis(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +71,16 @@ def add_analysis_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_snapshot(parser: argparse.ArgumentParser) -> None:
+    """Add the memory snapshot that a trace is joined with."""
+    parser.add_argument(
+        "--snapshot",
+        type=Path,
+        metavar="FILE",
+        help="memory snapshot of PyTorch that the traced program wrote: joins both",
+    )
+
+
 def add_by(parser: argparse.ArgumentParser, choices: Mapping[str, str], default: str) -> None:
     """Add ``--by``, which chooses the analysis."""
     parser.add_argument(
@@ -88,6 +95,13 @@ def refuse_analysis_options(args: argparse.Namespace) -> None:
     """Refuse options of an analysis where none is run, instead of ignoring them."""
     if args.options or args.plugins:
         msg = "--set and --plugin go with an analysis: choose one with --by."
+        raise UsageError(msg)
+
+
+def refuse_filters(args: argparse.Namespace) -> None:
+    """Refuse filters where a snapshot alone is read."""
+    if is_filtered(args):
+        msg = "A snapshot has no window to choose: leave the filters out; its rows name their GPU."
         raise UsageError(msg)
 
 
@@ -118,6 +132,8 @@ def run_named(args: argparse.Namespace, name: str) -> int:
     options = parse_options(analysis, args.options)
     if analysis.subject == "snapshot":
         return run_on_snapshot(args, analysis, options)
+    if analysis.subject == "joined":
+        return run_on_join(args, analysis, options)
     folder, manifest = store_of(located(args), progress=show_progress(args))
     try:
         trace = filtered(open_store(folder, manifest), args)
@@ -151,12 +167,65 @@ def run_on_snapshot(
     """
     from nsan.opening import open_snapshot
 
-    if is_filtered(args):
-        msg = "A snapshot has no window to choose: leave the filters out; its rows name their GPU."
-        raise UsageError(msg)
+    refuse_filters(args)
     snapshot = open_snapshot(args.trace)
     found = _computed(snapshot, analysis, options)
     write_found(args, analysis, found, snapshot, {**analysis.options, **options})
+    return 0
+
+
+def joined_sources(args: argparse.Namespace) -> Joined:
+    """Join the trace and the snapshot that were named, and apply the filters.
+
+    Parameters
+    ----------
+    args : Namespace
+        Trace, snapshot and filters.
+
+    Returns
+    -------
+    Joined
+        What the filters left.
+
+    Raises
+    ------
+    NsanError
+        If no snapshot was named, or one of both cannot be opened.
+    """
+    from nsan.joined import join
+    from nsan.opening import open_trace
+
+    if getattr(args, "snapshot", None) is None:
+        msg = "This needs the memory snapshot of the traced program, too: --snapshot FILE."
+        raise UsageError(msg)
+    joined = join(open_trace(located(args), progress=show_progress(args)), args.snapshot)
+    if not is_filtered(args):
+        return joined
+    return joined.filter(
+        time=args.filter_time, pid=args.pid, device=args.gpu, nvtx=args.filter_nvtx
+    )
+
+
+def run_on_join(args: argparse.Namespace, analysis: Analysis, options: Mapping[str, Any]) -> int:
+    """Run an analysis of a trace joined with a memory snapshot, and write what it gives.
+
+    Parameters
+    ----------
+    args : Namespace
+        Trace, snapshot, filters, format and output.
+    analysis : Analysis
+        What to run.
+    options : mapping
+        Values for its options.
+
+    Returns
+    -------
+    int
+        Exit status.
+    """
+    joined = joined_sources(args)
+    found = _computed(joined, analysis, options)
+    write_found(args, analysis, found, joined, {**analysis.options, **options})
     return 0
 
 
@@ -193,7 +262,7 @@ def write_found(
         What was run.
     found : DataFrame
         What it gave.
-    source : Trace or Snapshot
+    source : Trace, Snapshot or Joined
         On what.
     options : mapping
         With which options.
@@ -234,6 +303,8 @@ def _document(
     if analysis.subject == "trace":
         about["capture"] = {kind: each["answer"] for kind, each in info["capture"].items()}
         about["windows_ns"] = cast("Trace", source).windows
+    if analysis.subject == "joined":
+        about |= _of_join(cast("Joined", source))
     return {
         "schema": SCHEMA,
         **about,
@@ -246,6 +317,13 @@ def _document(
             for c in analysis.result.columns
         ],
         "rows": plain_rows(analysis, found),
+    }
+
+
+def _of_join(joined: Joined) -> dict[str, Any]:
+    return {
+        "snapshot": None if joined.snapshot is None else joined.snapshot.info.source,
+        "windows_ns": joined.trace.windows,
     }
 
 
@@ -288,7 +366,7 @@ def _kinds(columns: Iterable[Figure], kinds: Mapping[str, str]) -> str:
     """Say the kind of each column, the most common one first and in one word."""
     by_kind: dict[str, list[str]] = defaultdict(list)
     for column in columns:
-        by_kind[kinds[column.name]].append(_header(column))
+        by_kind[kinds[column.name]].append(header_of(column))
     most = max(by_kind, key=lambda kind: len(by_kind[kind]))
     rest = [f"{kind}: {', '.join(names)}" for kind, names in by_kind.items() if kind != most]
     return f"Figures are {most}" + (f", but {'; '.join(rest)}." if rest else ".")
@@ -304,11 +382,11 @@ def _text(
     markdown = args.format == "markdown"
     rows = found.head(args.rows or _MOST_ROWS).to_dicts()
     columns = list(analysis.result.columns)
-    zero = [] if args.verbose else _zero(columns, found)
+    zero = [] if args.verbose else zero_columns(columns, found)
     if not args.verbose:
-        columns = [column for column in _telling(columns, found) if column not in zero]
-    fields = [_field(column) for column in columns]
-    hidden = [] if markdown or args.verbose else _too_wide(rows, fields)
+        columns = [column for column in telling(columns, found) if column not in zero]
+    fields = [field_of(column) for column in columns]
+    hidden = [] if markdown or args.verbose else too_wide(rows, fields)
     shown = [field for field in fields if field not in hidden]
     head = f"{'## ' * markdown}{analysis.question}"
     parts = [head]
@@ -320,7 +398,7 @@ def _text(
     if hidden:
         more.append(f"{len(hidden)} more columns (-v): {_few(f.header for f in hidden)}")
     if zero:
-        more.append(f"0 in every row: {_few(map(_header, zero))}")
+        more.append(f"0 in every row: {_few(map(header_of, zero))}")
     if more:
         parts.append(f"({'; '.join(more)})")
     if rows:
@@ -334,105 +412,3 @@ def _few(names: Iterable[str], most: int = 6) -> str:
     known = list(names)
     rest = len(known) - most
     return ", ".join(known[:most]) + (f" and {rest} others" if rest > 0 else "")
-
-
-def _telling(columns: Iterable[Figure], found: pl.DataFrame) -> list[Figure]:
-    """Leave out columns that say nothing here: all null, or one process and GPU throughout."""
-    return [
-        column
-        for column in columns
-        if found.height
-        and found[column.name].null_count() < found.height
-        and not (column.name in {"pid", "device_id"} and found[column.name].n_unique() == 1)
-    ]
-
-
-def _zero(columns: Iterable[Figure], found: pl.DataFrame) -> list[Figure]:
-    """List the counts and sums that are 0 throughout: a line says so in less room."""
-    return [
-        column
-        for column in columns
-        if found.height
-        and column.unit not in {"id", "ns", "label", "text", "flag", "number", "byte address"}
-        and found[column.name].null_count() == 0
-        and (found[column.name] == 0).all()
-    ]
-
-
-def _too_wide(rows: Sequence[Row], fields: Sequence[Field]) -> list[Field]:
-    """Find the columns, from the right, that do not fit the terminal."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    room = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
-    used, hidden = 0, []
-    for field in fields:
-        width = max([len(field.header), *(len(field.write(row[field.key])) for row in rows)])
-        used += width + _COLUMN_GAP
-        if used - _COLUMN_GAP > room:
-            hidden.append(field)
-    return hidden
-
-
-_WRITERS: Final[dict[str, Callable[[Any], str]]] = {
-    "ns": format_time,
-    "byte": format_bytes,
-    "byte/s": format_rate,
-    "byte seconds": lambda value: "-" if value is None else f"{format_bytes(int(value))} s",
-    "fraction": share,
-    "byte address": lambda va: dash(format_address(va)),
-    "id": dash,
-    "text": dash,
-    "flag": lambda value: "-" if value is None else "yes" if value else "no",
-    "number": lambda value: (
-        "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-    ),
-}
-
-
-def _label(value: Any) -> str:
-    return cause_word(direction_word(dash(value))).replace("_", " ")
-
-
-def _count(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else format_count(value)
-
-
-def _field(column: Figure) -> Field:
-    if column.unit in {"label", "text"}:
-        write = _label if column.unit == "label" else dash
-        return Field(column.name, _header(column), write, right=False)
-    return Field(column.name, _header(column), _WRITERS.get(column.unit, _count))
-
-
-_WORDS: Final = {
-    "va": "address",
-    "oom": "OOM",
-    "gpu": "GPU",
-    "cpu": "CPU",
-    "device": "GPU",
-    "api": "API",
-}
-_SUFFIXES: Final = {
-    "_ns": "",
-    "_bytes_per_s": " rate",
-    "_fraction": " share",
-    "_id": "",
-    "_bytes": "",
-}
-
-
-def _header(column: Figure) -> str:
-    """Make a heading of a column's name: units stand with the values."""
-    if column.name == "bytes_per_s":
-        return "Rate"
-    name = column.name
-    for suffix, word in _SUFFIXES.items():
-        if name.endswith(suffix):
-            name = name.removesuffix(suffix) + word
-            break
-    if name.startswith("n_"):
-        name = name.removeprefix("n_")
-    if name == "va_block":
-        return "VA block"
-    words = [_WORDS.get(word, word) for word in name.replace("va_block", "VA_block").split("_")]
-    text = " ".join(words)
-    return text[0].upper() + text[1:] if text else column.name

@@ -13,6 +13,8 @@ from polars.testing import assert_frame_equal
 
 import nsan
 from nsan.analysis import catalog as cat
+from nsan.analysis.pca.join import JoinInput, join
+from nsan.analysis.pca.tables import JOINED_TABLES
 from nsan.analysis.result import KINDS, Result, derived
 from nsan.errors import AnalysisError, UsageError
 from nsan.schema import TABLES
@@ -21,7 +23,7 @@ from nsan.torch_alloc.tables import SNAPSHOT_TABLES
 ROOT = Path(nsan.__file__).parent.parent
 CATALOG = cat.catalog()
 NAMES = list(CATALOG)
-ALL_TABLES = {**TABLES, **SNAPSHOT_TABLES}
+ALL_TABLES = {**TABLES, **SNAPSHOT_TABLES, **JOINED_TABLES}
 SAMPLES = {
     name: ROOT / "sample_data" / "model" / name / f"{name}.sqlite"
     for name in ("oversubscribed_sweep", "ping_pong", "two_gpus", "user_prefetch")
@@ -32,7 +34,7 @@ UNITS = {
 }
 COUNTED = {
     *("rows", "batches", "pushes", "pages", "faults", "copies", "VA blocks", "kernels", "moves"),
-    *("segments", "blocks", "tensors", "entries"),
+    *("segments", "blocks", "tensors", "entries", "parts", "pairs", "moments", "allocations"),
 }
 
 
@@ -42,9 +44,12 @@ def tables(sample, cache_dir):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NSAN_CACHE_DIR", cache_dir)
         trace = nsan.open_trace(SAMPLES[sample])
+        # No program of these had a cache: each allocation counts as a tensor.
+        plain = {name: getattr(trace, name) for name in TABLES}
         return {
-            **{name: getattr(trace, name).collect() for name in TABLES},
+            **{name: table.collect() for name, table in plain.items()},
             **random_snapshot(seed=2 + len(sample)),
+            **join(JoinInput(plain, None, None)),
         }
 
 
@@ -119,7 +124,7 @@ def test_broken_sizes_and_places_neither_stop_an_analysis_nor_fill_the_memory(na
     high = pl.when(second).then(pl.lit((1 << 64) - 4096, pl.UInt64)).otherwise("va").alias("va")
     for table in ("migrations", "allocations", "segments", "blocks", "allocator_events"):
         frames[table] = frames[table].with_columns(huge, high)
-    for table in ("gpu_faults", "cpu_faults"):
+    for table in ("gpu_faults", "cpu_faults", "tensor_moves", "tensor_faults", "tensor_lives"):
         frames[table] = frames[table].with_columns(high)
     assert run(name, frames).schema == CATALOG[name].result.schema
 
@@ -135,6 +140,8 @@ def doubled(frames):
         if "range_id" in frame.columns:
             shift = (frame["range_id"].max() or 0) + 1
             changes += [pl.col("range_id") + shift, pl.col("parent") + shift]
+        joined = {"tensor_id", "migration", "batch_id"} & set(frame.columns)
+        changes += [pl.col(name) + 1_000_000 for name in joined]  # unique in a whole join
         both[table] = pl.concat([frame, frame.with_columns(changes)])
     return both
 

@@ -1,0 +1,410 @@
+"""`nsan pca` on modelled runs of a little training program under every allocator, and its ledgers in detail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+
+import polars as pl
+import pytest
+
+import nsan
+from nsan.cli import main
+from nsan.cli.pca import COLUMNS, table_rows
+from nsan.cli.pca_text import text_of
+from nsan.model.making import Recipe, make, oversubscribed
+from nsan.model.networks import tensors as t
+from nsan.model.placing import placed
+from nsan.model.settings import Settings
+from nsan.pca_runs import find_runs, open_run
+from nsan.units import MIB
+from nsan.uvm.constants import VA_BLOCK_BYTES
+
+ALLOCATORS = (
+    "raw",
+    "caching",
+    *(f"caching:{s}" for s in ("release", "drop", "apart", "release+drop", "release+apart")),
+    *("caching:drop+apart", "caching:release+drop+apart"),
+)
+N_STEPS = 3
+N_LAYERS = 3
+
+
+def little():
+    """Train a few layers: large and small activations that live for a part of a step, and parameters."""
+    weights = [t.Tensor(f"w{i}", 5 * MIB + 300_000 * i, "parameter") for i in range(N_LAYERS)]
+    done = [t.Create(weight) for weight in weights]
+    for step in range(1, N_STEPS + 1):
+        last = t.Tensor(f"x#{step}", 700_000, "input")
+        done += [t.Step(step), t.Phase("forward"), t.Create(last), t.HostWrite(last.name)]
+        made, gone = [], [last.name]
+        for i, weight in enumerate(weights):
+            out = t.Tensor(f"a{i}#{step}", (3 + i) * MIB + 200_000, "activation")
+            mask = t.Tensor(f"m{i}#{step}", 40_000, "activation")
+            done += [t.Create(out), t.Create(mask)]
+            done.append(t.Compute(f"f{i}", (last.name, weight.name), (out.name, mask.name), 1e9))
+            made.append((out, mask))
+            last = out
+        done.append(t.Phase("backward"))
+        for i, (out, mask) in reversed([*enumerate(made)]):
+            grad = t.Tensor(f"g{i}#{step}", out.n_bytes, "activation")
+            reads = (out.name, mask.name, gone[-1], weights[i].name)
+            done += [t.Create(grad), t.Compute(f"b{i}", reads, (grad.name, weights[i].name), 1e9)]
+            done += [t.Drop(out.name), t.Drop(mask.name), t.Drop(gone.pop())]
+            gone.append(grad.name)
+        done.append(t.Drop(gone.pop()))
+    return t.TensorProgram("little", tuple(done))
+
+
+@pytest.fixture(scope="module")
+def folder(cache, tmp_path_factory):
+    """A folder of runs as a sweep leaves it: memory for less than what lives at a time."""
+    assert cache
+    place = tmp_path_factory.mktemp("sweep")
+    program = little()
+    for allocator in ALLOCATORS:
+        under = placed(program, allocator, Settings().gpu_profile)
+        machine = oversubscribed(Settings(), under.peak_tensor_bytes, 1.4)
+        name = allocator.replace(":", "-").replace("+", "-")
+        make(Recipe(under.program, machine, placed=under), place / f"{name}-1.4-none")
+    return place
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """One cache for all that only reads: an import a run."""
+    place = str(tmp_path_factory.mktemp("cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NSAN_CACHE_DIR", place)
+        yield place
+
+
+@pytest.fixture(autouse=True)
+def _shared_cache(cache, monkeypatch):
+    monkeypatch.setenv("NSAN_CACHE_DIR", cache)
+
+
+@pytest.fixture(scope="module")
+def document(folder, tmp_path_factory):
+    """What `nsan pca` says of all these runs."""
+    out = tmp_path_factory.mktemp("out") / "pca.json"
+    assert main(["pca", str(folder), "--json", "-q", "-o", str(out)]) == 0
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def opened(folder):
+    """The runs that the figures of the ledger are counted again for, with their joins."""
+    runs = {found.condition.allocator: found for found in find_runs(folder)}
+    chosen = {name: open_run(runs[name]) for name in ("raw", "caching", "caching:drop")}
+    return {name: (run, nsan.join(run.trace, run.found.snapshot)) for name, run in chosen.items()}
+
+
+def trace_of(folder, name):
+    return folder / f"{name}-1.4-none" / f"{name}-1.4-none.sqlite"
+
+
+def parts_of(pair):
+    return {(row["figure"], row["part"]): row for row in pair["decomposition"]}
+
+
+def answer(capsys, *arguments, status=0):
+    assert main(["pca", *map(str, arguments)]) == status
+    return capsys.readouterr()
+
+
+# What the pairs say ---------------------------------------------------------------------------------
+
+
+def test_every_run_with_a_cache_has_its_pair(document):
+    assert document["schema"] == 1
+    assert [pair["allocator"] for pair in document["pairs"]] == sorted(
+        ALLOCATORS[1:], key=lambda name: (name.count("+") + (":" in name), name)
+    )
+    for pair in document["pairs"]:
+        assert (pair["network"], pair["factor"], pair["hint"]) == ("little", 1.4, "none")
+        assert pair["off"] == ["raw-1.4-none"]
+        assert pair["kind"] == "modelled"
+        assert pair["notes"] == []
+    assert {run["n_warm_steps"] for run in document["runs"]} == {N_STEPS - 1}
+
+
+def test_parts_and_remainder_add_up_in_every_pair(document):
+    for pair in document["pairs"]:
+        found = defaultdict(int)
+        for (figure, part), row in parts_of(pair).items():
+            found[figure] += (row["value"] or 0) * (-1 if part == "difference" else 1)
+        assert set(found.values()) == {0}
+
+
+def test_the_cache_avoids_first_touches_and_moves_dead_bytes(document):
+    (pair,) = (pair for pair in document["pairs"] if pair["allocator"] == "caching")
+    parts = parts_of(pair)
+    assert parts["fault_rows", "reuse"]["value"] < 0
+    assert parts["step_ns", "reuse"]["value"] < 0
+    for figure in ("in_bytes", "out_bytes"):
+        dead = parts[figure, "dead"]
+        assert dead["value"] > dead["error"] > 0
+        assert parts[figure, "packing"]["value"] > 0
+
+
+@pytest.mark.parametrize(
+    ("switch", "part"), [("release", "reuse"), ("drop", "dead"), ("apart", "packing")]
+)
+def test_the_part_of_a_mechanism_that_is_off_is_0_within_its_error(document, switch, part):
+    pairs = [pair for pair in document["pairs"] if switch in pair["allocator"]]
+    assert len(pairs) == 4
+    for pair in pairs:
+        for (figure, name), row in parts_of(pair).items():
+            if name == part and row["value"] is not None:
+                assert abs(row["value"]) <= row["error"], (pair["allocator"], figure)
+                if switch == "apart":
+                    assert row["value"] == 0
+
+
+def test_whole_dead_pages_are_what_dropping_takes_away(document):
+    """Of a page that cached and living blocks share, nothing can be dropped."""
+    for pair in document["pairs"]:
+        parts = parts_of(pair)
+        if "drop" in pair["allocator"]:
+            assert parts["fault_rows", "dead"]["value"] == 0
+            for figure in ("in_bytes", "out_bytes"):
+                dead = parts[figure, "dead"]
+                assert dead["value"] <= dead["systematic_error"]
+
+
+def test_a_pair_without_cache_in_both_runs_has_no_part(folder, capsys):
+    raw = folder / "raw-1.4-none"
+    found = json.loads(answer(capsys, "--off", raw, "--on", raw, "--json").out)
+    (pair,) = found["pairs"]
+    assert {row["value"] for row in pair["decomposition"]} == {0, None}
+    assert [row["ratio"] for row in pair["ratios"]] == [1.0] * 5
+    assert found["switches"] == []
+
+
+def test_the_parts_by_switches_add_up_to_the_same_difference(document):
+    (causal,) = document["switches"]
+    (pair,) = (pair for pair in document["pairs"] if pair["allocator"] == "caching")
+    assert causal["n_runs"] == 8
+    by_part = {(row["figure"], row["part"]): row for row in causal["parts"]}
+    for figure in ("fault_rows", "in_bytes", "out_bytes", "step_ns"):
+        whole = by_part[figure, "difference"]["value"]
+        assert whole == parts_of(pair)[figure, "difference"]["value"]
+        names = ("reuse", "dead", "packing", "remainder")
+        assert sum(by_part[figure, name]["value"] for name in names) == whole
+        for name in names[:-1]:
+            row = by_part[figure, name]
+            assert row["low"] - 1 <= row["value"] <= row["high"] + 1
+
+
+# The ledger, counted again --------------------------------------------------------------------------
+
+
+def steps_of(run):
+    return run.ledger.select("step", "start_ns", "end_ns").rows()
+
+
+def test_fault_rows_and_bytes_of_a_step_are_those_of_the_trace(opened):
+    for run, _ in opened.values():
+        moves = run.trace.migrations.select("start_ns", "bytes", "direction").collect().rows()
+        faults = run.trace.gpu_faults.collect()["start_ns"].to_list()
+        for step, start, end in steps_of(run):
+            row = run.ledger.row(step, named=True)
+            inside = [(n, way) for at, n, way in moves if start <= at < end]
+            assert row["in_bytes"] == sum(n for n, way in inside if way != "dtoh")
+            assert row["out_bytes"] == sum(n for n, way in inside if way == "dtoh")
+            assert row["n_fault_rows"] == sum(start <= at < end for at in faults)
+
+
+def test_the_times_of_a_step_add_up_to_it(opened):
+    parts = ("idle", "first_touch_only", "dead_only", "neighbour_only", "data_only", "rest")
+    for run, _ in opened.values():
+        for row in run.ledger.to_dicts():
+            assert sum(row[f"{part}_ns"] for part in parts) == row["wall_ns"]
+            assert all(row[f"{part}_ns"] >= 0 for part in parts)
+
+
+def test_service_without_any_copy_taken_out_is_that_of_the_batches(opened):
+    for run, joined in opened.values():
+        batches = nsan.analyse(run.trace, "batches").collect()
+        moves = joined.tensor_moves.filter(pl.col("batch_id").is_null()).collect()
+        assert moves.is_empty()
+        for step, start, end in steps_of(run):
+            row = run.ledger.row(step, named=True)
+            parts = ("first_touch_only", "dead_only", "neighbour_only", "data_only")
+            inside = batches.filter(pl.col("start_ns").is_between(start, end, closed="left"))
+            assert sum(row[f"{part}_ns"] for part in parts) == inside["service_ns"].sum()
+
+
+def test_idle_time_is_when_nothing_ran_or_was_copied(opened):
+    for run, _ in opened.values():
+        times = [
+            getattr(run.trace, name).select("start_ns", "end_ns").collect().rows()
+            for name in ("kernels", "copies", "memsets", "migrations")
+        ]
+        calls = [
+            row[:2]
+            for row in run.trace.api_calls.select("start_ns", "end_ns", "name").collect().rows()
+            if row[2].startswith(("cudaMallocManaged", "cudaFree"))
+        ]
+        for step, start, end in steps_of(run):
+            row = run.ledger.row(step, named=True)
+            busy = sorted(each for part in times for each in part)
+            assert row["idle_ns"] == gaps(busy, start, end)
+            assert row["other_idle_ns"] == gaps(sorted([*busy, *calls]), start, end)
+
+
+def gaps(busy, start, end):
+    """Add up what no interval covers, one after the other."""
+    free, reached = 0, start
+    for a, b in busy:
+        if a >= end:
+            break
+        free += max(a - reached, 0)
+        reached = max(reached, b)
+    return free + max(end - reached, 0)
+
+
+def test_packed_tensors_are_those_allocated_where_another_one_lay(opened):
+    for run, joined in opened.values():
+        lives = joined.tensor_lives.collect().to_dicts()
+        for life in lives:
+            life["from"] = -1 if life["alloc_sequence"] is None else life["alloc_sequence"]
+            life["to"] = 1 << 62 if life["free_sequence"] is None else life["free_sequence"]
+            life["blocks"] = (
+                life["va"] // VA_BLOCK_BYTES,
+                (life["va"] + life["block_bytes"] - 1) // VA_BLOCK_BYTES,
+            )
+        for step, start, end in steps_of(run):
+            n = 0
+            for life in lives:
+                if not start <= life["alloc_ns"] < end:
+                    continue
+                others = (o for o in lives if o is not life and o["from"] <= life["from"] < o["to"])
+                n += any(
+                    o["blocks"][0] <= edge <= o["blocks"][1]
+                    for o in others
+                    for edge in life["blocks"]
+                )
+            assert run.ledger.row(step, named=True)["n_packed_tensors"] == n
+    assert opened["caching"][0].ledger["n_packed_tensors"].min() > 0
+
+
+def test_mixed_dead_bytes_lie_in_pages_that_are_not_all_dead(opened):
+    for name, (run, joined) in opened.items():
+        dead = defaultdict(int)
+        for row in joined.tensor_moves.filter("is_dead").collect().to_dicts():
+            at, end = row["va"], row["va"] + row["bytes"]
+            while at < end:
+                until = min(at - at % 4096 + 4096, end)
+                dead[row["start_ns"], row["migration"], row["direction"], at // 4096] += until - at
+                at = until
+        for step, start, end in steps_of(run):
+            mixed = {"htod": 0, "dtoh": 0}
+            for (at, _, way, _), n in dead.items():
+                if start <= at < end and n < 4096:
+                    mixed[way] += n
+            row = run.ledger.row(step, named=True)
+            assert (row["mixed_dead_in_bytes"], row["mixed_dead_out_bytes"]) == (
+                mixed["htod"],
+                mixed["dtoh"],
+            )
+            if name == "caching:drop":
+                assert row["dead_in_bytes"] == row["mixed_dead_in_bytes"]
+    assert opened["caching:drop"][0].ledger["mixed_dead_out_bytes"].sum() > 0
+
+
+# What people and machines get -----------------------------------------------------------------------
+
+
+def test_the_first_line_says_what_changes_and_by_which_mechanism(document):
+    text = text_of(document)
+    first = text.splitlines()[0]
+    assert first.startswith("little, factor 1.4: the caching allocator makes ")
+    assert "fewer fault rows (reuse -" in first
+    assert "more traffic (dead traffic +" in first
+    assert "times as fast" in first
+    assert "(7 more pairs with switches set: -v)" in text
+    assert "caching:drop" not in text
+    assert "caching:drop" in text_of(document, verbose=True)
+    assert text.rstrip().endswith("Every figure is the model's.")
+    assert text_of(document, markdown=True).startswith("- little, factor 1.4: ")
+
+
+def test_csv_and_parquet_have_a_row_for_each_pair_and_figure(folder, document, tmp_path, capsys):
+    raw = folder / "raw-1.4-none"
+    lines = answer(capsys, "--off", raw, "--on", raw, "--format", "csv").out.splitlines()
+    assert lines[0].split(",") == [*COLUMNS]
+    assert len(lines) == 1 + 5
+    out = tmp_path / "pairs.parquet"
+    answer(capsys, "--off", raw, "--on", raw, "--format", "parquet", "-o", out)
+    assert pl.read_parquet(out).columns == [*COLUMNS]
+    rows = table_rows(document)
+    assert len(rows) == 8 * 5
+    for row in rows:
+        if row["figure"] == "step_ns":
+            names = ("reuse", "dead", "packing", "remainder")
+            assert sum(row[name] for name in names) == row["difference"]
+
+
+def test_a_trace_without_model_file_is_told_apart_by_the_options(folder, tmp_path, capsys):
+    off, on = trace_of(folder, "raw"), tmp_path / "with.sqlite"
+    shutil.copy(trace_of(folder, "caching"), on)
+    alone = json.loads(answer(capsys, "--off", off, "--on", on, "--json", "-q").out)["pairs"][0]
+    assert parts_of(alone)["in_bytes", "dead"]["value"] is None
+    assert parts_of(alone)["fault_rows", "reuse"]["error"] is None
+    assert "no memory snapshot" in alone["notes"][0]
+    shutil.copy(folder / "caching-1.4-none" / "snapshot.pickle", tmp_path / "with.pickle")
+    whole = json.loads(answer(capsys, on, "--off", off, "--json", "-q").out)["pairs"][0]
+    assert parts_of(whole)["in_bytes", "dead"]["value"] > 0
+    assert whole["notes"] == []
+    ratios = {
+        name: [row["ratio"] for row in pair["ratios"]]
+        for name, pair in (("a", alone), ("b", whole))
+    }
+    assert ratios["a"] == ratios["b"]
+
+
+def test_a_snapshot_of_another_run_is_refused(folder, capsys):
+    other = folder / "caching-apart-1.4-none" / "snapshot.pickle"
+    said = answer(
+        capsys, "--off", trace_of(folder, "raw"), "--on", trace_of(folder, "caching"),
+        "--snapshot", other, status=1,
+    )  # fmt: skip
+    assert said.err.startswith(
+        "nsan: Not aligned: snapshot.pickle is not of the run of caching-1.4"
+    )
+    assert said.out == ""
+
+
+def test_what_cannot_be_compared_is_one_clear_message(folder, tmp_path, capsys):
+    raw, caching = folder / "raw-1.4-none", folder / "caching-1.4-none"
+    assert "No pair: raw-1.4-none: little, raw, factor 1.4" in answer(capsys, raw, status=2).err
+    assert "Name runs to compare" in answer(capsys, status=2).err
+    both = ("--off", raw, "--on", raw)
+    assert (
+        "It has 'backward', 'forward', 'step'"
+        in answer(capsys, *both, "--step", "no", status=2).err
+    )
+    assert (
+        "3 steps, and --warmup 3 leaves none"
+        in answer(capsys, *both, "--warmup", "3", status=2).err
+    )
+    assert "one --on TRACE" in answer(capsys, raw, caching, "--snapshot", raw, status=2).err
+    assert "is what is being read" in answer(capsys, folder, "-o", folder / "x.json", status=2).err
+    broken = tmp_path / "lost"
+    shutil.copytree(caching, broken)
+    (broken / "snapshot.pickle").unlink()
+    assert "lost has lost its snapshot.pickle" in answer(capsys, broken, raw, status=2).err
+
+
+def test_notes_are_told_and_one_warm_step_has_no_interval(folder, document, capsys):
+    raw = folder / "raw-1.4-none"
+    assert (
+        "One warm step has no interval and no error"
+        in answer(capsys, "--off", raw, "--on", raw, "--warmup", "2").out
+    )
+    noted = [{**pair, "notes": ["They differ in `seed`."]} for pair in document["pairs"]]
+    text = text_of({**document, "pairs": noted}, markdown=True)
+    assert text.count("- Note: They differ in \\`seed\\`.") == 1
