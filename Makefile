@@ -52,6 +52,12 @@ demo: $(VENV)/.base ## Import captures and print their summaries
 	@echo "What PyTorch's caching allocator did:"
 	@echo
 	$(BIN)/nsan allocator sample_data/snapshots/decomfl_opt125m_full_history.pickle.gz
+	@echo
+	@echo 'What it does to the driver, in a modelled training step:'
+	@echo
+	$(BIN)/nsan allocator sample_data/model/pca_on/pca_on.sqlite --snapshot sample_data/model/pca_on/snapshot.pickle
+	@echo
+	$(BIN)/nsan pca sample_data/model/pca_off sample_data/model/pca_on
 
 test: $(VENV)/.dev ## All tests with small counts and fixed seeds; what CI runs
 	$(BIN)/python -m pytest -n $(WORKERS) -p no:randomly

@@ -226,7 +226,7 @@ def _run_of(folder: Path, about: Mapping[str, Any]) -> Found:
         msg = f"{name} holds {len(traces)} traces, and a modelled run has one: make it again."
         raise UsageError(msg)
     try:
-        condition = _condition(about, made, name)
+        condition = _condition(about, made)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         msg = f"{_ABOUT} of {name} does not say how the run was made: make it again."
         raise UsageError(msg) from error
@@ -237,7 +237,7 @@ def _run_of(folder: Path, about: Mapping[str, Any]) -> Found:
     return Found(name, traces[0], snapshot, condition)
 
 
-def _condition(about: Mapping[str, Any], made: Mapping[str, Any], folder: str) -> Condition:
+def _condition(about: Mapping[str, Any], made: Mapping[str, Any]) -> Condition:
     """Read under what a modelled run was made."""
     kind, _, switches = str(made["kind"]).partition(":")
     return Condition(
@@ -246,7 +246,7 @@ def _condition(about: Mapping[str, Any], made: Mapping[str, Any], folder: str) -
         switches=frozenset(filter(None, switches.split("+"))),
         network=str(about["program"]),
         factor=_factor(made["peak_tensor_bytes"], about["capacity_bytes"]),
-        hint=_hint(made, folder),
+        hint=_hint(made),
         same=_same(about, made),
         alike=_alike(about),
         is_modelled=True,
@@ -267,16 +267,9 @@ def _alike(about: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _hint(made: Mapping[str, Any], folder: str) -> str | None:
-    """Find what the driver was told: in the run's own words, or in the name that a sweep gave it."""
-    if "hints" in made:
-        return "+".join(map(str, made["hints"])) or "none"
-    start = str(made["kind"]).replace(":", "-").replace("+", "-") + "-"
-    for begin in (start, f"{made['kind']}-"):
-        if folder.startswith(begin):
-            _, dash, hint = folder.removeprefix(begin).partition("-")
-            return hint if dash else None
-    return None
+def _hint(made: Mapping[str, Any]) -> str | None:
+    """Find what the driver was told; None: a run of an older nsan, which did not write it down."""
+    return "+".join(map(str, made["hints"])) or "none" if "hints" in made else None
 
 
 def _factor(footprint: int, capacity: int) -> float:

@@ -241,6 +241,7 @@ def _note(settings: Settings) -> str:
 def _allocator_facts(placed: Placed, capacity_bytes: int) -> dict[str, Any]:
     return {
         "kind": placed.history.allocator,
+        "hints": [str(hint) for hint in placed.hints],
         "peak_tensor_bytes": placed.peak_tensor_bytes,
         "tensor_oversubscription_factor": placed.peak_tensor_bytes / capacity_bytes,
         "history_entries": len(placed.history.entries),

@@ -119,11 +119,12 @@ class History:
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor program as the driver sees it, and the allocator's history."""
+    """A tensor program as the driver sees it, the allocator's history, and the hints given."""
 
     program: words.Program
     history: History
     peak_tensor_bytes: int
+    hints: tuple[Hint, ...] = ()
 
 
 def placed(
@@ -226,7 +227,7 @@ class _Placer:
             {block.va: name for name, block in self._blocks.items()},
         )
         program = words.Program(self.tensors.name, tuple(self.operations))
-        return Placed(program, history, self._peak)
+        return Placed(program, history, self._peak, self.hints)
 
     def _do(self, operation: t.Operation) -> None:
         if isinstance(operation, t.Create):

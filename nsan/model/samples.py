@@ -15,7 +15,10 @@ from nsan.io.sqlite_file import CellType, SqliteFile
 from nsan.model.making import Recipe, make, oversubscribed, peak_bytes
 from nsan.model.settings import Settings
 from nsan.model.size import Size
-from nsan.model.workloads import workload
+from nsan.model.sweep import Case
+from nsan.model.sweep import recipe as training_recipe
+from nsan.model.workloads import network, workload
+from nsan.model.workloads.training import TrainingRun
 from nsan.units import MIB
 
 HASHES: Final = "hashes.json"
@@ -56,7 +59,31 @@ class Sample:
         return " ".join([*parts, "-o", name])
 
 
-SAMPLES: Final[dict[str, Sample]] = {
+@dataclass(frozen=True)
+class TrainingSample:
+    """A trace of training steps: what it shows, the network, and under which conditions."""
+
+    shows: str
+    network: str
+    training: TrainingRun
+    case: Case
+
+    def recipe(self) -> Recipe:
+        """Say how it is made."""
+        return training_recipe(network(self.network), self.training, Settings(), self.case)
+
+    def command(self, name: str) -> str:
+        """Give the command line that makes the same trace."""
+        sizes = f"--batch {self.training.batch} --image {self.training.image}"
+        return (
+            f"nsan model run {self.network} {sizes} --allocator {self.case.allocator} "
+            f"--oversubscription-factor {self.case.factor} -o {name}"
+        )
+
+
+_STEPS: Final = TrainingRun(batch=1, image=64)
+
+SAMPLES: Final[dict[str, Sample | TrainingSample]] = {
     "stream": Sample(
         "many thread blocks stream through two arrays that the CPU filled: batches of many faults, the "
         "density prefetcher at work",
@@ -101,6 +128,20 @@ SAMPLES: Final[dict[str, Sample]] = {
         "two GPUs take turns on one array: copies from GPU to GPU",
         "two-gpus",
         Size(24 * MIB, iterations=2, n_gpus=2),
+    ),
+    "pca_off": TrainingSample(
+        "two training steps of AlexNet without caching, each tensor a managed allocation of its own: first "
+        "touches in every step, nothing dead moves",
+        "alexnet",
+        _STEPS,
+        Case(1.25, "raw", "none"),
+    ),
+    "pca_on": TrainingSample(
+        "the same with PyTorch's caching allocator, in the same memory: no first touch in the second step, "
+        "but cached memory is evicted and brought back",
+        "alexnet",
+        _STEPS,
+        Case(1.25, "caching", "none"),
     ),
 }
 """Samples by name."""

@@ -161,7 +161,7 @@ def test_bytes_by_allocation_add_up_to_the_migrations_of_whole_blocks(name):
     sums = dict(
         _ask(name, f"SELECT copyKind, sum(bytes) FROM {x.MEMCPY} WHERE copyKind > 10 GROUP BY 1")
     )
-    if name == "ping_pong":  # the flag of 64 KiB has a block of its own, which is not all its own
+    if name in {"ping_pong", "pca_off"}:  # small allocations lie in blocks that are not all theirs
         return
     assert counts["bytes_in"].sum() == sums.get(11, 0)
     assert counts["bytes_out"].sum() == sums.get(12, 0)
@@ -174,7 +174,11 @@ def test_evicted_bytes_are_the_rows_of_cause_4(name):
         name, f"SELECT count(*), coalesce(sum(bytes), 0) FROM {x.MEMCPY} WHERE migrationCause = 4"
     )
     assert _truth(name, "evictions")["copied_bytes"].sum() == rows[0][1]
-    assert _truth(name, "allocation_counts")["evicted_bytes"].sum() == rows[0][1]
+    of_allocations = _truth(name, "allocation_counts")["evicted_bytes"].sum()
+    if name == "pca_off":  # small allocations lie in blocks that are not all theirs
+        assert 0.98 * rows[0][1] < of_allocations < rows[0][1]
+    else:
+        assert of_allocations == rows[0][1]
 
 
 def _outcomes(name):
@@ -202,6 +206,11 @@ def test_each_sample_shows_what_it_is_for():
         _truth("advice", "residency_changes")["reason"]
     )
     assert _ask("two_gpus", f"SELECT count(*) > 0 FROM {x.MEMCPY} WHERE copyKind = 13") == [(1,)]
+    second = "SELECT start FROM NVTX_EVENTS WHERE text = 'step' ORDER BY start LIMIT 1 OFFSET 1"
+    for name, has_cache in (("pca_off", False), ("pca_on", True)):
+        late = _truth(name, "batches").filter(pl.col("raised_ns") > _ask(name, second)[0][0])
+        assert ("first_touch" in late["outcome"]) is not has_cache
+        assert _truth(name, "tensor_moves")["is_dead"].any() is has_cache
 
 
 def test_the_read_me_names_every_sample_and_the_command_that_makes_it():

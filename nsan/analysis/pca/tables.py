@@ -41,7 +41,9 @@ CLOCK_FITS: Final = Result(
         derived("is_used", pl.Boolean, "flag", "The one that the join stands on."),
         derived("n_pairs", pl.Int64, "pairs", "Moments that both know."),
         derived("n_unmatched", pl.Int64, "moments", "Of the snapshot's, those the trace lacks."),
-        reconstructed("residual_rms_ns", pl.Float64, "ns", "Root mean square of what is left over."),
+        reconstructed(
+            "residual_rms_ns", pl.Float64, "ns", "Root mean square of what is left over."
+        ),
         reconstructed("residual_max_ns", pl.Float64, "ns", "Most that is left over."),
         reconstructed("drift", pl.Float64, "number", "Trace time per wall time, minus 1."),
         reconstructed("offset_ns", pl.Int64, "ns", "Trace time at `reference_us`."),
@@ -156,7 +158,9 @@ STEP_LEDGER: Final = Result(
         derived("n_fault_rows", pl.Int64, "fault rows", "GPU fault rows: driver batches."),
         derived("n_first_touch", pl.Int64, "fault rows", "Of these first touches: nothing copied."),
         derived("first_touch_ns", pl.Int64, "ns", "Service time of these batches."),
-        derived("n_shared_first_touch", pl.Int64, "fault rows", "First touches of shared VA blocks."),
+        derived(
+            "n_shared_first_touch", pl.Int64, "fault rows", "First touches of shared VA blocks."
+        ),
         derived("n_dead_rows", pl.Int64, "fault rows", "Batches all of whose bytes in are dead."),
         derived("n_managed_allocs", pl.Int64, "allocations", "Managed allocations made."),
         derived("n_tensors", pl.Int64, "tensors", "Tensors allocated."),
