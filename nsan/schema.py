@@ -49,9 +49,13 @@ class Table:
         """The polars schema, in column order."""
         return pl.Schema({column.name: column.dtype for column in self.columns})
 
+    @cached_property
+    def _nothing(self) -> pl.DataFrame:
+        return pl.DataFrame(schema=self.schema)
+
     def empty(self) -> pl.LazyFrame:
         """Return a frame with these columns and no row."""
-        return pl.LazyFrame(schema=self.schema)
+        return self._nothing.lazy()
 
     def validate(self, frame: pl.LazyFrame) -> pl.LazyFrame:
         """Return the frame itself if its columns are this table's; name each wrong one if not.

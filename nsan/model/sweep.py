@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Final
 import polars as pl
 
 from nsan.errors import OutputWriteError, PlaceTakenError, UsageError
+from nsan.model.allocator_names import parse_allocator
 from nsan.model.hints import parse_hint
 from nsan.model.making import ABOUT, Recipe, check_factor, is_whole, make, oversubscribed
 from nsan.model.networks import Trainable
@@ -35,7 +37,7 @@ class Case:
     factor : float
         Peak of the live tensors over GPU memory.
     allocator : str
-        One of :data:`nsan.model.placing.ALLOCATORS`.
+        As :func:`nsan.model.allocator_names.parse_allocator` reads it.
     hint : str
         As people write it, or "none".
     """
@@ -47,8 +49,17 @@ class Case:
     @property
     def folder(self) -> str:
         """Name of the folder of this run."""
-        hint = self.hint.replace(":", "-").replace("+", "-")
-        return f"{self.allocator}-{self.factor:g}-{hint}"
+        hint, allocator = _plain(self.hint), _plain(self.allocator)
+        return f"{allocator}-{self.factor:g}-{hint}"
+
+
+def _plain(text: str) -> str:
+    """Write a condition so that it can be a part of a name of a folder: long lists get a digest."""
+    kind, at, names = text.partition("@")
+    if at:
+        digest = hashlib.sha256(names.encode()).hexdigest()[:12]
+        return f"{_plain(kind)}-{names.count('+') + 1}-tensors-{digest}"
+    return text.replace(":", "-").replace("+", "-")
 
 
 def cases(factors: Sequence[float], allocators: Sequence[str], hints: Sequence[str]) -> list[Case]:
@@ -64,9 +75,15 @@ def cases(factors: Sequence[float], allocators: Sequence[str], hints: Sequence[s
     Returns
     -------
     list of Case
-        Every combination, each once.
+        Every combination, each once, whatever the order in which switches of an allocator are written.
+
+    Raises
+    ------
+    UsageError
+        If there is no such allocator.
     """
-    return list(dict.fromkeys(Case(*each) for each in product(factors, allocators, hints)))
+    named = [str(parse_allocator(each)) for each in allocators]
+    return list(dict.fromkeys(Case(*each) for each in product(factors, named, hints)))
 
 
 def recipe(network: Trainable, training: TrainingRun, settings: Settings, case: Case) -> Recipe:

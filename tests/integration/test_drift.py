@@ -324,9 +324,9 @@ def _jobs(version, table, present):
     rest = [column for column in harmless(table) if column in present]
     groups = [[column] for column in rest] if SOAK else [rest] * bool(rest)
     hows = DAMAGES if SOAK else (DAMAGES[len(table) % 5],)
-    if not SOAK:  # another eighth of the pairs in each version, all columns and damages among them
-        phase = 3 * VERSIONS.index(version)
-        telling = [job for i, job in enumerate(telling) if (i // 5 + i % 5 + phase) % 8 == 0]
+    if not SOAK:  # of each five damages of a column one, in one of the three versions
+        phase = 5 * VERSIONS.index(version)
+        telling = [job for i, job in enumerate(telling) if (i // 5 + i % 5 + phase) % 15 == 0]
     jobs = telling + [(group, how) for group in groups for how in hows]
     return [job for job in jobs if job[0][0] in present and _is_damage(table, *job)]
 

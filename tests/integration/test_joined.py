@@ -43,11 +43,13 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("joined")
     for name in CASES:
         make(recipe_of(name), folder / name)
+        nsan.import_trace(folder / name / f"{name}.sqlite", folder / "stores" / name)
     return folder
 
 
 def files(runs, name):
-    return runs / name / f"{name}.sqlite", runs / name / "snapshot.pickle"
+    """Give the trace, as a store that was made once for all tests, and the snapshot."""
+    return runs / "stores" / name, runs / name / "snapshot.pickle"
 
 
 def truth(runs, name, table):

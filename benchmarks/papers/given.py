@@ -1,0 +1,72 @@
+"""Pairs of runs that somebody recorded: one without and one with the caching allocator, at one factor."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from benchmarks.papers.runs import WARMUP
+from nsan.analysing import analyse
+from nsan.analysis.pca.ratios import warm_steps
+from nsan.errors import UsageError
+from nsan.pca_runs import find_runs, is_modelled, named_run, open_pairs, pairs_of
+
+SIDES = ("off", "on")
+_CAPTURES = ("*.sqlite", "*.nsys-rep")
+
+
+def given_rows(folders):
+    """Open pairs of runs.
+
+    Parameters
+    ----------
+    folders : iterable of Path
+        Each holds a folder ``off`` and one ``on`` with captures of the same program (several are
+        repetitions; a memory snapshot lies beside those in ``on``), or runs of ``nsan model``.
+
+    Returns
+    -------
+    list of (str, float or None, DataFrame, DataFrame), bool
+        Program, factor, warm steps without and with PCA; whether the driver model made them.
+
+    Raises
+    ------
+    UsageError
+        If a folder holds no pair, or some runs are modelled and others not.
+    """
+    rows, made = [], set()
+    for folder in folders:
+        for pair, off, on in open_pairs(_pairs(folder)):
+            made |= {is_modelled(run) for run in (*off, *on)}
+            condition = pair.condition
+            factor = condition.factor if condition.is_modelled else _factor(off)
+            rows.append((condition.network or folder.name, factor, _steps(off), _steps(on)))
+    if len(made) > 1:
+        msg = "Some of these runs are modelled and some recorded: make a table of each."
+        raise UsageError(msg)
+    return rows, made == {True}
+
+
+def _pairs(folder):
+    if not all((folder / side).is_dir() for side in SIDES):
+        return pairs_of(find_runs(folder), [], [])
+    named = [[named_run(each, side) for each in _captures(folder / side)] for side in SIDES]
+    return pairs_of([], *named)
+
+
+def _captures(folder):
+    for pattern in _CAPTURES:
+        if found := sorted(folder.glob(pattern)):
+            return found
+    msg = f"{folder} holds no capture ({' or '.join(_CAPTURES)}): put the runs of this side there."
+    raise UsageError(msg)
+
+
+def _steps(runs):
+    return pl.concat(warm_steps(run.ledger, warmup=WARMUP) for run in runs)
+
+
+def _factor(runs):
+    """Measure the factor where every tensor is an allocation: live managed bytes over the room."""
+    trace = runs[0].trace
+    found = analyse(trace, "oversubscription_factor").collect()["oversubscription_factor"].max()
+    return None if found is None else round(found, 3)
