@@ -73,6 +73,7 @@ _NEEDS: Final[dict[str, str]] = {
     r"^n_(inclusive_)?(fault_rows|page_faults)$": "gpu_faults",
     r"^(n_(shared_)?first_touch|n_first_touch_avoided(_error)?|n_dead_rows)$": "gpu_faults",
     r"^(first_touch_ns|fault_rows_per_alloc)$": "gpu_faults",
+    r"^(n_managed_(allocs|frees)|fault_rows_per_alloc)$": "allocations",
     r"^n_(lowest_page_rows|read_rows|write_rows|atomic_rows|other_rows|full)$": "gpu_faults",
     r"^n_(inclusive_)?cpu_faults$": "cpu_faults",
 }

@@ -136,7 +136,8 @@ class Joined:
         Returns
         -------
         Joined
-            What is left; tensors stay, as a part of the migrations may be of any of them.
+            What is left. Of the tensors those of the processes and GPUs, and those that the rows are of,
+            whenever they lived.
         """
         before = self._part or Part(self)
         part = Part(before.whole, _narrowed(before.pids, pid), _narrowed(before.devices, device))
@@ -149,16 +150,28 @@ class Joined:
         part = self._part
         if part is None or name == "clock_fits":
             return table
-        if part.pids is not None:
-            table = table.filter(pl.col("pid").is_in(part.pids))
-        if part.devices is not None:
-            # Faults of the CPU have no GPU, and stay, as in a trace.
-            table = table.filter(pl.col("device_id").is_in(part.devices).fill_null(value=True))
+        if name == "tensor_lives" and (part.pids is not None or part.devices is not None):
+            # A GPU may move what is of another one's tensors.
+            of_rows = pl.concat([self._kept(each).select("tensor_id") for each in _BY_START])
+            used = pl.col("tensor_id").is_in(of_rows.collect()["tensor_id"].implode())
+            return table.filter(used | self._is_chosen())
+        table = table.filter(self._is_chosen())
         if self.trace.windows is not None and name in _BY_START:
             start = pl.col("start_ns")
             inside = [(start >= a) & (start < b) for a, b in self.trace.windows]
             table = table.filter(pl.any_horizontal(pl.lit(value=False), *inside))
         return table
+
+    def _is_chosen(self) -> pl.Expr:
+        """Say of a row whether its process and GPU were kept."""
+        part = self._part or Part(self)
+        chosen = pl.lit(value=True)
+        if part.pids is not None:
+            chosen &= pl.col("pid").is_in(part.pids)
+        if part.devices is not None:
+            # Faults of the CPU have no GPU, and stay, as in a trace.
+            chosen &= pl.col("device_id").is_in(part.devices).fill_null(value=True)
+        return chosen
 
 
 def _narrowed(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.render import Field, Row, dash
@@ -80,8 +82,21 @@ def _count(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else format_count(value)
 
 
-def field_of(column: Figure) -> Field:
-    """Say how people see a column: its heading, and its values by their unit."""
+def fields_of(columns: Sequence[Figure]) -> list[Field]:
+    """Say how people see columns: their headings, and values by their unit.
+
+    Of columns that would have one heading those of times say that they are.
+    """
+    headers = Counter(map(header_of, columns))
+    return [
+        replace(field, header=f"{field.header} time")
+        if column.unit == "ns" and headers[field.header] > 1
+        else field
+        for column, field in zip(columns, map(_field_of, columns), strict=True)
+    ]
+
+
+def _field_of(column: Figure) -> Field:
     if column.unit in {"label", "text"}:
         write = _label if column.unit == "label" else dash
         return Field(column.name, header_of(column), write, right=False)

@@ -37,6 +37,7 @@ _STATES: Final = {
     ("cached", True): "cached: of no tensor any more",
     ("unused", True): "unused: never of a tensor",
     ("outside", False): "not the allocator's",
+    ("unknown", None): "unknown: see below",
 }
 """What bytes were, by state and whether they were dead; in the order of the table."""
 
@@ -97,7 +98,7 @@ def _document(joined: Joined) -> dict[str, Any]:
     }
     for part, analysis_name in _PARTS.items():
         if part in _WHOLE and joined.trace.is_filtered:
-            document[part] = []
+            document[part] = None  # not none: only a whole capture has it
             continue
         analysis = find(analysis_name)
         rows = run_analysis(joined, analysis).collect()
@@ -109,10 +110,13 @@ def _document(joined: Joined) -> dict[str, Any]:
 def _text(document: Mapping[str, Any], *, markdown: bool) -> str:
     heading = "# " * markdown
     parts = [f"{heading}{_title(document, markdown=markdown)}", _clock(document)]
-    gpus = sorted(
-        {(row["pid"], row["device_id"]) for row in document["states"] + document["effect"]},
-        key=str,
-    )
+    if document["effect"] is None:
+        parts.append(
+            "Filtered: migrations that start in the part that was asked for. What the allocator did in all "
+            "only the whole capture tells."
+        )
+    rows = document["states"] + (document["effect"] or [])
+    gpus = sorted({(row["pid"], row["device_id"]) for row in rows}, key=str)
     for gpu in gpus:
         parts += _gpu(document, gpu, markdown=markdown)
     if not gpus:
@@ -154,7 +158,8 @@ def _gpu(document: Mapping[str, Any], gpu: tuple[Any, Any], *, markdown: bool) -
     """Write what is known of one GPU of a process, a paragraph each."""
 
     def of(part: str) -> list[Row]:
-        return [row for row in document[part] if (row["pid"], row["device_id"]) == gpu]
+        rows = document[part] or []
+        return [row for row in rows if (row["pid"], row["device_id"]) == gpu]
 
     many = len({row["pid"] for row in document["states"]}) > 1
     yield f"{'## ' * markdown}GPU {dash(gpu[1])}{f' of process {dash(gpu[0])}' * many}"
@@ -162,7 +167,8 @@ def _gpu(document: Mapping[str, Any], gpu: tuple[Any, Any], *, markdown: bool) -
         fields = [f for f in _STATE_FIELDS if any(row[f.key] for row in rows)]
         yield table(rows, fields, markdown=markdown)
     for effect in of("effect"):
-        yield "\n".join(f"{'- ' * markdown}{line}" for line in _findings(effect))
+        said = _findings(effect, str(document["model"].get("allocator")))
+        yield "\n".join(f"{'- ' * markdown}{line}" for line in said)
     if lines := of("lines"):
         yield f"{'### ' * markdown}Which lines of the program the traffic is of"
         rows = [_line(row) for row in lines[:_MOST_ROWS]]
@@ -199,18 +205,23 @@ def _line(row: Row) -> dict[str, Any]:
     return {**row, "source": source, "function": function, "dead_bytes": dead}
 
 
-def _findings(effect: Row) -> Iterator[str]:
+def _findings(effect: Row, allocator: str) -> Iterator[str]:
     """Say in sentences what the allocator did to the driver."""
     dead = effect["dead_in_bytes"] + effect["dead_out_bytes"]
     copied = format_time(effect["dead_in_ns"] + effect["dead_out_ns"])
-    yield (
-        f"Dead traffic: {format_bytes(effect['dead_out_bytes'])} out and "
-        f"{format_bytes(effect['dead_in_bytes'])} in moved for no tensor "
-        f"({share(effect['dead_fraction'])} of all, {copied} of copying)."
-        if dead
-        else "Dead traffic: none; every byte that moved was of a tensor."
-    )
-    yield _reuse(effect)
+    if dead:
+        yield (
+            f"Dead traffic: {format_bytes(effect['dead_out_bytes'])} out and "
+            f"{format_bytes(effect['dead_in_bytes'])} in moved for no tensor "
+            f"({share(effect['dead_fraction'])} of all, {copied} of copying)."
+        )
+    elif effect["in_bytes"] + effect["out_bytes"]:
+        yield "Dead traffic: none."
+    yield from _doubts(effect)
+    if effect["n_tensors"]:
+        yield _reuse(effect, allocator)
+    else:
+        yield "The history has no tensor of this GPU and process."
     if effect["most_tensors_per_va_block"] is not None:
         yield (
             f"Packing: {effect['mean_tensors_per_va_block']:.2f} tensors of a segment in a VA block of "
@@ -220,21 +231,43 @@ def _findings(effect: Row) -> Iterator[str]:
         )
 
 
-def _reuse(effect: Row) -> str:
+def _doubts(effect: Row) -> Iterator[str]:
+    """Say of how much of the traffic the history does not tell, or not for certain, what it was of."""
+    if unknown := effect["unknown_bytes"]:
+        yield (
+            f"Of {format_bytes(unknown)} the state is unknown: they moved when the history had not begun or "
+            "was over, or their rows lack a place; all else here is without them."
+        )
+    if overlapping := effect["overlap_bytes"]:
+        yield (
+            f"{format_bytes(overlapping)} moved while several kernels ran, and count for the one that began "
+            "last."
+        )
+    if late := effect["host_order_bytes"]:
+        yield (
+            f"{format_bytes(late)} are placed by their time, as no kernel with its API call is known for "
+            "them: of work that waits in a stream this can be wrong."
+        )
+
+
+def _reuse(effect: Row, allocator: str) -> str:
     """Say how much memory served again, and what that saved."""
     reused, whole = effect["reused_bytes"], effect["tensor_bytes"]
     said = (
         f"Reuse: {format_bytes(reused)} of {format_bytes(whole)} for "
-        f"{format_count(effect['n_tensors'])} tensors was memory that another had held; the driver made "
-        f"{format_count(effect['n_managed_allocs'])} allocations"
+        f"{format_count(effect['n_tensors'])} tensors was memory that another had held"
     )
+    if effect["n_managed_allocs"] is not None:
+        said += f"; the driver made {format_count(effect['n_managed_allocs'])} allocations"
     if effect["n_fault_rows"] is None:
         return f"{said}. Fault rows were not recorded."
-    said += (
-        f" and {format_count(effect['n_fault_rows'])} batches, "
-        f"{format_count(effect['n_first_touch'])} of them first touches"
-    )
+    said += f"; {format_count(effect['n_fault_rows'])} fault rows"
+    if effect["n_first_touch"] is None:
+        return f"{said}."
+    said += f", {format_count(effect['n_first_touch'])} first touches"
     avoided = effect["n_first_touch_avoided"]
+    if "release" in allocator:
+        return f"{said}. The model discards what is freed, so none of it saved a first touch."
     if not avoided:
         return f"{said}."
     error = effect["n_first_touch_avoided_error"]

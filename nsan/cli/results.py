@@ -20,7 +20,7 @@ from nsan.cli.arguments import (
     write_file,
     write_result,
 )
-from nsan.cli.columns import field_of, header_of, telling, too_wide, zero_columns
+from nsan.cli.columns import fields_of, header_of, telling, too_wide, zero_columns
 from nsan.cli.render import complain, csv_text, json_text, table
 from nsan.cli.tables import unanswered
 from nsan.errors import AnalysisError, BrokenStoreError, NsanError, UsageError
@@ -71,10 +71,27 @@ def add_analysis_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Once(argparse.Action):
+    """An option that can be given once."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the value; refuse a second one instead of forgetting the first."""
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option_string} is given twice: a trace is joined with one.")
+        setattr(namespace, self.dest, values)
+
+
 def add_snapshot(parser: argparse.ArgumentParser) -> None:
     """Add the memory snapshot that a trace is joined with."""
     parser.add_argument(
         "--snapshot",
+        action=_Once,
         type=Path,
         metavar="FILE",
         help="memory snapshot of PyTorch that the traced program wrote: joins both",
@@ -168,7 +185,8 @@ def run_on_snapshot(
     from nsan.opening import open_snapshot
 
     refuse_filters(args)
-    snapshot = open_snapshot(args.trace)
+    # Beside a trace the snapshot has an option of its own.
+    snapshot = open_snapshot(getattr(args, "snapshot", None) or args.trace)
     found = _computed(snapshot, analysis, options)
     write_found(args, analysis, found, snapshot, {**analysis.options, **options})
     return 0
@@ -385,7 +403,7 @@ def _text(
     zero = [] if args.verbose else zero_columns(columns, found)
     if not args.verbose:
         columns = [column for column in telling(columns, found) if column not in zero]
-    fields = [field_of(column) for column in columns]
+    fields = fields_of(columns)
     hidden = [] if markdown or args.verbose else too_wide(rows, fields)
     shown = [field for field in fields if field not in hidden]
     head = f"{'## ' * markdown}{analysis.question}"

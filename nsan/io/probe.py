@@ -27,7 +27,10 @@ _HEADER_BYTES: Final = 100
 _PROBE_BYTES: Final = 1 << 16
 _STEP_BYTES: Final = 256
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-_SNAPSHOT: Final = "A memory snapshot of PyTorch is read by `nsan allocator FILE`."
+_SNAPSHOT: Final = (
+    "A memory snapshot of PyTorch is read by `nsan allocator FILE`, and with the trace of its run by "
+    "`nsan allocator TRACE --snapshot FILE`."
+)
 _PICKLE_MAGIC: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _OTHER_MAGIC: Final = {
     b"PK\x03\x04": ("a zip archive", "Unpack it first."),

@@ -20,6 +20,8 @@ MODEL = ROOT / "sample_data" / "model"
 SWEEP = str(MODEL / "oversubscribed_sweep" / "oversubscribed_sweep.sqlite")
 ADD = str(ROOT / "sample_data" / "um_vector_add_rtx4060l.sqlite")
 KIVI = str(ROOT / "sample_data" / "snapshots" / "kivi_llama_state_only.pickle.gz")
+PCA_ON = str(MODEL / "pca_on" / "pca_on.sqlite")
+PCA_SNAPSHOT = str(MODEL / "pca_on" / "snapshot.pickle")
 
 CHOICES = [
     (command, choice, name)
@@ -80,9 +82,11 @@ def test_every_choice_names_an_analysis_and_prints_its_question_and_kinds(
 
 def test_every_analysis_runs_by_name(capsys):
     sources = {"trace": (ADD, "nsys-sqlite"), "snapshot": (KIVI, "torch-snapshot")}
+    sources["joined"] = (PCA_ON, "nsan-model")
     for name, analysis in catalog().items():
         source, kind = sources[analysis.subject]
-        code, out, _ = run(capsys, "analyse", name, source, "--json")
+        beside = ["--snapshot", PCA_SNAPSHOT] if analysis.subject == "joined" else []
+        code, out, _ = run(capsys, "analyse", name, source, *beside, "--json")
         found = json.loads(out)
         assert code == 0
         assert found["analysis"] == name
