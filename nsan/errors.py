@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar, Final
 
 
 def listed(names: Iterable[object], *, limit: int = 10) -> str:
@@ -288,12 +289,32 @@ class UnsafeSnapshotError(SnapshotError):
 
 
 class NotAlignedError(NsanError):
-    """A memory snapshot and a trace are not of the same run; ``reason`` says what does not fit."""
+    """A memory snapshot and a trace cannot be aligned; ``reason`` says why.
+
+    They are not of the same run, or the snapshot lacks what times are compared by
+    (:attr:`NO_HISTORY`, :attr:`NO_TIMES`), which says nothing about the run.
+    """
+
+    NO_HISTORY: Final = "it has no history, only the state at its end"
+    NO_TIMES: Final = "the snapshot has no times (PyTorch before 2.2 writes none)"
+    _ADVICE: ClassVar[dict[str, str]] = {
+        NO_HISTORY: (
+            "Call torch.cuda.memory._record_memory_history() before the first allocation, "
+            "and take the snapshot after that."
+        ),
+        NO_TIMES: "Record it with PyTorch 2.2 or later.",
+    }
 
     def __init__(
         self, reason: str, snapshot: str = "the snapshot", trace: str = "this trace"
     ) -> None:
         self.reason = reason
+        advice = self._ADVICE.get(reason)
+        if advice is not None:
+            super().__init__(
+                f"Not aligned: {snapshot} cannot be put on the clock of {trace}: {reason}. {advice}"
+            )
+            return
         super().__init__(
             f"Not aligned: {snapshot} is not of the run of {trace}: {reason}. Take the one that it wrote."
         )

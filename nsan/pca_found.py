@@ -1,23 +1,24 @@
-"""Runs without and with PyTorch's caching allocator: found, told apart and paired; nothing is opened."""
+"""Runs without and with PyTorch's caching allocator: found and told apart; no trace is opened."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import floor
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from nsan.errors import InputMissingError, UsageError
-from nsan.opening import capture_at
+from nsan.errors import InputMissingError, NotAStoreError, NsanError, UsageError
+from nsan.opening import capture_at, open_snapshot
 
 Side = Literal["off", "on"]
 
 _ABOUT: Final = "model.json"
 _SNAPSHOT: Final = "snapshot.pickle"
 _SUFFIXES: Final = (".pickle", ".pickle.gz", ".pkl")
+_RAW: Final = "raw"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,11 @@ class Condition:
     alike : mapping
         What should be equal: a difference is said.
     is_modelled : bool
-        Made by the driver model.
+        Made by the driver model, whose file says all of this.
+    said : str or None
+        The side that the run itself says, by the model's file or in its snapshot; None: neither does.
+    capacity_bytes, managed_bytes : int or None
+        GPU memory, and the peak of managed memory, as the model's file says.
     """
 
     side: Side
@@ -55,11 +60,15 @@ class Condition:
     same: Mapping[str, Any] = field(default_factory=dict)
     alike: Mapping[str, Any] = field(default_factory=dict)
     is_modelled: bool = False
+    said: Side | None = None
+    capacity_bytes: int | None = None
+    managed_bytes: int | None = None
 
     @cached_property
     def key(self) -> str:
         """What the runs of a pair have in common, as text."""
-        common = {"network": self.network, "hint": self.hint, **self.same}
+        common = {"network": self.network, "hint": self.hint, "capacity": self.capacity_bytes}
+        common |= self.same
         return json.dumps(common, sort_keys=True, default=str)
 
 
@@ -85,28 +94,6 @@ class Found:
     condition: Condition
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Runs that differ in the allocator; several on a side are repetitions.
-
-    Attributes
-    ----------
-    off, on : tuple of Found
-        Without and with the caching allocator.
-    notes : tuple of str
-        In what else they differ.
-    """
-
-    off: tuple[Found, ...]
-    on: tuple[Found, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def condition(self) -> Condition:
-        """Of the run with the caching allocator."""
-        return self.on[0].condition
-
-
 # Finding --------------------------------------------------------------------------------------------
 
 
@@ -123,7 +110,8 @@ def find_runs(path: Path, snapshot: Path | None = None) -> list[Found]:
     Returns
     -------
     list of Found
-        A modelled run says its condition; any other trace is one with the caching allocator.
+        A modelled run says its condition, and a snapshot that the model wrote its allocator; any other
+        trace is one with the caching allocator.
 
     Raises
     ------
@@ -135,7 +123,7 @@ def find_runs(path: Path, snapshot: Path | None = None) -> list[Found]:
     runs = _modelled(path)
     if runs:
         return runs
-    path = capture_at(path)
+    path = _capture(path)
     beside = snapshot or snapshot_beside(path)
     if beside is None:
         msg = (
@@ -144,7 +132,8 @@ def find_runs(path: Path, snapshot: Path | None = None) -> list[Found]:
             "--snapshot FILE."
         )
         raise UsageError(msg)
-    return [Found(path.name, path, beside, Condition("on", "caching"))]
+    condition = _said_by(beside)
+    return [Found(path.name, path, beside if condition.side == "on" else None, condition)]
 
 
 def named_run(path: Path, side: Side, snapshot: Path | None = None) -> Found:
@@ -162,7 +151,13 @@ def named_run(path: Path, side: Side, snapshot: Path | None = None) -> Found:
     Returns
     -------
     Found
-        Without a snapshot if there is none: what needs it stays unknown.
+        Without a snapshot if there is none: what needs it stays unknown. Of the side that the user
+        names; what the run says itself is in its condition.
+
+    Raises
+    ------
+    NsanError
+        If there is no such run, or several; or if its snapshot cannot be read.
     """
     if not path.exists():
         raise InputMissingError(path)
@@ -171,15 +166,18 @@ def named_run(path: Path, side: Side, snapshot: Path | None = None) -> Found:
         msg = f"{path.name} holds {len(runs)} runs: give it without --{side}, as they say it themselves."
         raise UsageError(msg)
     if runs:
-        found, made = runs[0], runs[0].condition
-        own = Condition(
-            side, made.allocator, made.switches, made.network, made.factor, made.hint, made.same,
-            made.alike, is_modelled=True,
-        )  # fmt: skip
-        return Found(found.name, found.trace, snapshot or found.snapshot, own)
-    path = capture_at(path)
-    beside = (snapshot or snapshot_beside(path)) if side == "on" else None
-    return Found(path.name, path, beside, Condition(side, "caching" if side == "on" else "raw"))
+        found = runs[0]
+        own = None if found.condition.said == "off" else snapshot or found.snapshot
+        return replace(found, snapshot=own, condition=replace(found.condition, side=side))
+    path = _capture(path)
+    if side == "off":
+        said = _said_of(path)
+        return Found(path.name, path, None, Condition(side, said.allocator, said=said.said))
+    beside = snapshot or snapshot_beside(path)
+    if beside is None:
+        return Found(path.name, path, None, Condition(side, "caching"))
+    condition = replace(_said_by(beside), side=side)
+    return Found(path.name, path, None if condition.said == "off" else beside, condition)
 
 
 def snapshot_beside(trace: Path) -> Path | None:
@@ -188,6 +186,41 @@ def snapshot_beside(trace: Path) -> Path | None:
     names += [f"snapshot{suffix}" for suffix in _SUFFIXES]
     places = (trace.with_name(name) for name in names)
     return next((place for place in places if place.is_file()), None)
+
+
+def _capture(path: Path) -> Path:
+    """Find the capture that a path stands for."""
+    try:
+        return capture_at(path)
+    except NotAStoreError as error:
+        msg = (
+            f"{path.name or path} is a folder without a run: neither a {_ABOUT} of `nsan model run` nor a "
+            "trace is in it. Give the folder of a run or of a sweep, or a trace."
+        )
+        raise UsageError(msg) from error
+
+
+def _said_by(snapshot: Path) -> Condition:
+    """Tell the condition of a run by its snapshot: one that the model wrote says its allocator."""
+    said = open_snapshot(snapshot).info.model
+    allocator = said.get("allocator")
+    if allocator is None:
+        return Condition("on", "caching")
+    side: Side = "off" if allocator == _RAW else "on"
+    return Condition(side, allocator, _switches(allocator), said.get("network"), said=side)
+
+
+def _said_of(trace: Path) -> Condition:
+    """Tell what a run that was named as one without the caching allocator says itself, if it does."""
+    beside = snapshot_beside(trace)
+    others = [each for each in trace.parent.glob(f"*{trace.suffix}") if each != trace]
+    if beside is None or (others and not beside.name.startswith(f"{trace.stem}.")):
+        return Condition("off", _RAW)  # the snapshot may be of another one of these traces
+    try:
+        said = _said_by(beside)
+    except NsanError:
+        return Condition("off", _RAW)
+    return said if said.said else Condition("off", _RAW)
 
 
 def _modelled(path: Path) -> list[Found]:
@@ -206,8 +239,15 @@ def _about(folder: Path) -> dict[str, Any] | None:
     """Read what the model says of a run; None if this is none."""
     try:
         about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError) as error:
+        name = folder.resolve().name
+        msg = (
+            f"{_ABOUT} of {name} cannot be read ({type(error).__name__}), and it says how the run was made: "
+            f"make the run again; or, if {_ABOUT} is no file of nsan's, give the trace from another folder."
+        )
+        raise UsageError(msg) from error
     return about if isinstance(about, dict) and about.get("kind") == "modelled" else None
 
 
@@ -239,18 +279,27 @@ def _run_of(folder: Path, about: Mapping[str, Any]) -> Found:
 
 def _condition(about: Mapping[str, Any], made: Mapping[str, Any]) -> Condition:
     """Read under what a modelled run was made."""
-    kind, _, switches = str(made["kind"]).partition(":")
+    kind = str(made["kind"])
+    side: Side = "off" if kind == _RAW else "on"
     return Condition(
-        side="off" if kind == "raw" else "on",
-        allocator=str(made["kind"]),
-        switches=frozenset(filter(None, switches.split("+"))),
+        side=side,
+        allocator=kind,
+        switches=_switches(kind),
         network=str(about["program"]),
         factor=_factor(made["peak_tensor_bytes"], about["capacity_bytes"]),
         hint=_hint(made),
         same=_same(about, made),
         alike=_alike(about),
         is_modelled=True,
+        said=side,
+        capacity_bytes=int(about["capacity_bytes"]),
+        managed_bytes=int(about["peak_managed_bytes"]) if "peak_managed_bytes" in about else None,
     )
+
+
+def _switches(allocator: str) -> frozenset[str]:
+    """List the switches in the name of an allocator."""
+    return frozenset(filter(None, allocator.partition(":")[2].split("+")))
 
 
 def _same(about: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,134 +332,3 @@ def _factor(footprint: int, capacity: int) -> float:
         if lowest < short <= highest:
             return short
     return highest
-
-
-# Pairing --------------------------------------------------------------------------------------------
-
-
-def pairs_of(runs: Sequence[Found], off: Sequence[Found], on: Sequence[Found]) -> list[Pair]:
-    """Pair runs that differ in the allocator.
-
-    Parameters
-    ----------
-    runs : sequence of Found
-        Runs that say their own condition.
-    off, on : sequence of Found
-        Runs that the user has named; several are repetitions.
-
-    Returns
-    -------
-    list of Pair
-        Of equal network, factor, hint and settings, by factor; first what the user has named. One run
-        of each kind alone is a pair whatever else differs, which its notes say.
-
-    Raises
-    ------
-    UsageError
-        If there is none; the message says what each run is.
-    """
-    runs = list({run.trace.resolve(): run for run in runs}.values())
-    raw = [run for run in runs if run.condition.side == "off"]
-    cached = [run for run in runs if run.condition.side == "on"]
-    if off or on:
-        # What the user does not name is among the runs that say it themselves.
-        sides = (tuple(off) or tuple(raw), tuple(on) or tuple(cached))
-        if not all(sides):
-            raise _no_pair([*runs, *off, *on])
-        named = Pair(*sides, _differences(sides[0][0], sides[1][0]))
-        return [named, *(_matched(raw, cached) if off and on else ())]
-    found = _matched(raw, cached)
-    if not found and len(raw) == 1 and len(cached) == 1:
-        found = [Pair((raw[0],), (cached[0],), _differences(raw[0], cached[0]))]
-    if not found:
-        raise _no_pair(runs)
-    return found
-
-
-def left_out(runs: Iterable[Found], pairs: Iterable[Pair]) -> list[Found]:
-    """List the runs that are in no pair.
-
-    Parameters
-    ----------
-    runs : iterable of Found
-        Runs that were found.
-    pairs : iterable of Pair
-        What :func:`pairs_of` made of them.
-
-    Returns
-    -------
-    list of Found
-        In their order.
-    """
-    used = {run.trace.resolve() for pair in pairs for run in (*pair.off, *pair.on)}
-    return [run for run in runs if run.trace.resolve() not in used]
-
-
-def _matched(raw: Iterable[Found], cached: Iterable[Found]) -> list[Pair]:
-    """Pair each run with a cache with the one without that has all else in common."""
-    bases: dict[str, Found] = {}
-    for run in raw:
-        bases.setdefault(run.condition.key, run)
-    seen: dict[tuple[str, str], Pair] = {}
-    for run in cached:
-        condition = run.condition
-        base = bases.get(condition.key)
-        if base is not None:
-            pair = Pair((base,), (run,), _differences(base, run))
-            seen.setdefault((condition.key, condition.allocator), pair)
-    return sorted(seen.values(), key=_order)
-
-
-def _order(pair: Pair) -> tuple[str, float, str, int, str]:
-    condition = pair.condition
-    factor = condition.factor or 0.0
-    return (
-        condition.network or "",
-        factor,
-        condition.hint or "",
-        len(condition.switches),
-        condition.allocator,
-    )
-
-
-def _differences(off: Found, on: Found) -> tuple[str, ...]:
-    """Say in what two runs differ beside the allocator."""
-    first, second = off.condition, on.condition
-    whats = {"network": (first.network, second.network), "hint": (first.hint, second.hint)}
-    for mine, other in ((first.same, second.same), (first.alike, second.alike)):
-        whats |= {key: (mine.get(key), other.get(key)) for key in {**mine, **other}}
-    if first.is_modelled != second.is_modelled:
-        return ()  # one of them says nothing of itself
-    found = [f"{what} ({a} and {b})" for what, (a, b) in whats.items() if a != b]
-    notes = []
-    if found:
-        both = f"{off.name} and {on.name}"
-        notes.append(f"{both} differ in more than the allocator: {', '.join(found)}.")
-    if first.is_modelled and first.hint is second.hint is None:
-        notes.append(f"{off.name} and {on.name} do not say their hints, taken to be equal.")
-    return tuple(notes)
-
-
-def _no_pair(runs: Sequence[Found]) -> UsageError:
-    """Say what each run is, and what a pair would be."""
-    most = 8
-    lines = [f"{run.name}: {described(run.condition)}" for run in runs[:most]]
-    if len(runs) > most:
-        lines.append(f"and {len(runs) - most} more")
-    listed = "; ".join(lines) or "no run"
-    msg = (
-        f"No pair: {listed}. A pair is one run without and one with the caching allocator, of equal "
-        "network, factor, hint and settings. Add the one that is missing, or name the sides with --off "
-        "and --on."
-    )
-    return UsageError(msg)
-
-
-def described(condition: Condition) -> str:
-    """Say under what a run was made, for people."""
-    parts = [condition.network, condition.allocator]
-    if condition.factor is not None:
-        parts.append(f"factor {condition.factor:g}")
-    if condition.hint not in {None, "none"}:
-        parts.append(f"hint {condition.hint}")
-    return ", ".join(part for part in parts if part)

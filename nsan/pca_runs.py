@@ -16,7 +16,8 @@ from nsan.errors import UsageError
 from nsan.info import MODEL_KIND
 from nsan.joined import Joined, join
 from nsan.opening import open_trace
-from nsan.pca_found import Condition, Found, Pair, find_runs, left_out, named_run, pairs_of
+from nsan.pca_found import Condition, Found, find_runs, named_run
+from nsan.pca_pairs import Pair, left_out, pairs_of
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
@@ -49,11 +50,13 @@ UNKNOWN_WITHOUT_SNAPSHOT: Final = (
     "neighbour_out_bytes",
     "neighbour_in_ns",
     "neighbour_out_ns",
-    "dead_only_ns",
-    "neighbour_only_ns",
+    "new_only_ns",
     "n_packed_tensors",
+    "n_packed_new",
     "mixed_dead_in_bytes",
     "mixed_dead_out_bytes",
+    "data_only_ns",
+    "rest_ns",
 )
 """Columns of a ledger that need the allocator's history: a run with a cache does not have them without."""
 

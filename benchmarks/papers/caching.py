@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+import polars as pl
+
 from benchmarks.papers.claims import claims_table
 from benchmarks.papers.given import given_rows
-from benchmarks.papers.markdown import Column, mib, ms, number, ratio, table
-from benchmarks.papers.runs import WARMUP, ledger_of
+from benchmarks.papers.markdown import Column, listed, mib, ms, number, ratio, table
+from benchmarks.papers.notes import note_of, parts_note
+from benchmarks.papers.runs import change_text, ledger_of, managed_peak, trend_of
 from benchmarks.papers.verdicts import MODERATE, fits_sentence, found, verdict
-from nsan.analysis.pca.ratios import ratios
+from nsan.analysis.pca.ratios import FIGURES, ratios
 from nsan.analysis.pca.switches import SWITCHES, at_work, causal_parts
 from nsan.model.networks import NETWORKS
 from nsan.model.sweep import Case
@@ -33,10 +38,21 @@ def allocator_name(switches):
     return f"caching:{chosen}" if chosen else "caching"
 
 
-def row_of(name, factor, off, on):
-    """Compare the warm steps of two runs: means, and ratios on/off with their intervals."""
-    row = {"name": name, "factor": factor, "n_steps": min(off.height, on.height)}
-    for each in ratios(off, on).iter_rows(named=True):
+def row_of(name, factor, off_runs, on_runs):
+    """Compare the warm steps of runs without and with PCA: means, and ratios on/off with their intervals.
+
+    What moves both ways together is compared too, as ``moved_bytes``.
+    """
+    off, on = pl.concat(off_runs), pl.concat(on_runs)
+    row = {"name": name, "factor": factor, "n_steps": (off.height, on.height)}
+    row["trends"] = trends(off_runs, "without PCA") | trends(on_runs, "with PCA")
+    found = ratios(off, on).rows(named=True)
+    found += [
+        each | {"figure": "moved_bytes"}
+        for each in ratios(_both_ways(off), _both_ways(on)).rows(named=True)
+        if each["figure"] == "in_bytes"
+    ]
+    for each in found:
         keys = ("off", "on", "ratio", "ratio_low", "ratio_high")
         row |= {f"{each['figure']}_{key}": each[key] for key in keys}
     for direction in ("in", "out"):
@@ -46,49 +62,91 @@ def row_of(name, factor, off, on):
     return row
 
 
+def _both_ways(steps):
+    """Count what goes out as if it came in."""
+    return steps.with_columns(in_bytes=pl.col("in_bytes") + pl.col("out_bytes"))
+
+
+def trends(runs, label):
+    """Find the figures in which warm steps of runs still trend: words by ``label``; empty: none."""
+    said = {}
+    for steps in runs:
+        for figure, title, _ in _SIDES:
+            values = steps[FIGURES[figure].column].to_list()
+            change = trend_of(values) if values else None
+            if change is not None:
+                said.setdefault(label, []).append(
+                    f"{title.split(',')[0].lower()} {change_text(change)}"
+                )
+    return {key: listed(words) for key, words in said.items()}
+
+
+@dataclass(frozen=True)
+class Switched:
+    """What the runs with switches show beside the parts.
+
+    Attributes
+    ----------
+    parts : list of dict
+        Causal parts with program and factor.
+    padding : dict
+        By program: most managed bytes with PCA, and with packing switched off.
+    n_steps : set of int
+        Warm steps of each of these runs.
+    trends : list of str
+        Runs whose warm steps still trend, in words.
+    """
+
+    parts: list[dict] = field(default_factory=list)
+    padding: dict[str, tuple[int, int]] = field(default_factory=dict)
+    n_steps: set[int] = field(default_factory=set)
+    trends: list[str] = field(default_factory=list)
+
+
 def modelled_rows(job, names, factors, moderate):
-    """Run networks on the model; give the rows, and the parts of each mechanism at moderate factors."""
-    rows, parts = [], []
+    """Run networks on the model; give the rows, and what the runs with switches at moderate factors show."""
+    rows, switched = [], Switched()
     for name in names:
         cases = [Case(f, each, "none") for f in factors for each in ("raw", "caching")]
         extra = [each for each in map(allocator_name, SETS) if each != "caching"]
         cases += [Case(f, each, "none") for f in moderate for each in extra]
-        steps = {}
+        steps, peaks = {}, {}
         for case, folder in job.modelled(name, cases):
             job.tell(f"{name} {case.folder}: joined")
             steps[case.factor, case.allocator] = ledger_of(folder)
-        rows += [row_of(name, f, steps[f, "raw"], steps[f, "caching"]) for f in factors]
+            peaks[case.factor, case.allocator] = managed_peak(folder)
+        rows += [row_of(name, f, [steps[f, "raw"]], [steps[f, "caching"]]) for f in factors]
         for factor in moderate:
             runs = {at_work(each): steps[factor, allocator_name(each)] for each in SETS}
             split = causal_parts(runs, steps[factor, "raw"])
-            parts += [{"name": name, "factor": factor, **row} for row in split.to_dicts()]
+            switched.parts.extend(
+                {"name": name, "factor": factor, **row} for row in split.to_dicts()
+            )
+            switched.n_steps.update(each.height for each in runs.values())
+            for allocator in extra:
+                found = trends([steps[factor, allocator]], f"{name} at {factor:g}, {allocator}")
+                switched.trends.extend(f"{run} ({figures})" for run, figures in found.items())
+            # It depends on the allocator alone, not on the memory of the GPU.
+            switched.padding[name] = tuple(
+                peaks[factor, each] for each in ("caching", "caching:apart")
+            )
         job.drop()
-    return rows, parts
+    return rows, switched
 
 
-def text(rows, *, modelled, parts=()):
+def text(rows, *, modelled, switched=None, notes=()):
     """Write table 1, the parts of each mechanism, and what follows from them."""
+    parts = switched.parts if switched else []
     how = "modelled" if modelled else "measured"
     title = f"## Table 1. A step without and with the caching allocator (PCA): {how}"
-    note = (
-        f"Means of warm steps (all but the first {WARMUP}). One fault row is one batch of the driver. "
-        "Ratios: with PCA over without, in brackets the 95 % interval over the warm steps where it is wider than "
-        "the last digit (of two or three steps it is too narrow). Dead: bytes "
-        "that no tensor needed, with PCA. Factor: peak of the live tensors over GPU memory."
-    )
     kind = "modelled" if modelled else "derived"
-    lines = [title, table(rows, _columns(kind)), note]
+    lines = [title, table(rows, _columns(kind)), " ".join([*note_of(rows), *notes])]
     lines += [verdict(name, rows, parts) for name in _names(rows)]
     if modelled and (more := fits_sentence(rows)):
         lines.append(more)
     if parts:
         lines += ["### Which mechanism: modelled, by switching each off", _parts_table(parts)]
-        lines.append(
-            "Mean effect over the orders in which the three mechanisms can be switched on, in brackets "
-            "the least and the most. Rest: the caching allocator with all three off, less no cache. "
-            "The parts and the rest add up. Without reuse nothing stays cached, so dead traffic exists "
-            "only beside it: what the two do together is shared between them."
-        )
+        lines.append(" ".join(parts_note(switched)))
     lines += ["### Paper 1 and this table", claims_table(1, found(rows, parts))]
     return "\n\n".join(lines) + "\n"
 
@@ -122,7 +180,11 @@ def with_texts(rows):
             value = row[f"{figure}_ratio"]
             low, high = row[f"{figure}_ratio_low"], row[f"{figure}_ratio_high"]
             shown = None if value is None else ratio(value)
-            if value is not None and None not in (low, high) and ratio(low) != ratio(high):
+            if value is not None and low is None:
+                shown += " (no interval)"
+            elif value is not None and high is None:
+                shown += f" (from {ratio(low)})"
+            elif value is not None and ratio(low) != ratio(high):
                 shown += f" ({ratio(low)} to {ratio(high)})"
             row[f"{figure}_text"] = shown
     return rows
@@ -171,9 +233,10 @@ def _part_text(part, show):
 def make(job):
     """Make table 1."""
     if job.runs:
-        given, modelled = given_rows(job.runs)
-        return text(with_texts([row_of(*each) for each in given]), modelled=modelled)
+        given, notes, modelled = given_rows(job.runs)
+        rows = with_texts([row_of(*each) for each in given])
+        return text(rows, modelled=modelled, notes=notes)
     names = ["alexnet"] if job.quick else [each.name for each in NETWORKS]
     factors, moderate = ((0.8, 1.5), ()) if job.quick else (FACTORS, MODERATE)
-    rows, parts = modelled_rows(job, names, factors, moderate)
-    return text(with_texts(rows), modelled=True, parts=parts)
+    rows, switched = modelled_rows(job, names, factors, moderate)
+    return text(with_texts(rows), modelled=True, switched=switched)

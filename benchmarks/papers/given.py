@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import polars as pl
-
 from benchmarks.papers.runs import WARMUP
-from nsan.analysing import analyse
 from nsan.analysis.pca.ratios import warm_steps
 from nsan.errors import UsageError
 from nsan.pca_runs import find_runs, is_modelled, named_run, open_pairs, pairs_of
@@ -25,25 +22,29 @@ def given_rows(folders):
 
     Returns
     -------
-    list of (str, float or None, DataFrame, DataFrame), bool
-        Program, factor, warm steps without and with PCA; whether the driver model made them.
+    list of (str, float or None, list of DataFrame, list of DataFrame), list of str, bool
+        Program, factor, warm steps of each run without and with PCA; in what else the runs of a pair
+        differ; whether the driver model made them. Only a modelled run says its factor: what else took
+        room on a GPU, a ballast or another process, no trace shows.
 
     Raises
     ------
     UsageError
         If a folder holds no pair, or some runs are modelled and others not.
     """
-    rows, made = [], set()
+    rows, notes, made = [], [], set()
     for folder in folders:
         for pair, off, on in open_pairs(_pairs(folder)):
             made |= {is_modelled(run) for run in (*off, *on)}
             condition = pair.condition
-            factor = condition.factor if condition.is_modelled else _factor(off)
-            rows.append((condition.network or folder.name, factor, _steps(off), _steps(on)))
+            factor = condition.factor if condition.is_modelled else None
+            name = condition.network if condition.is_modelled else folder.name
+            rows.append((name, factor, _steps(off), _steps(on)))
+            notes += pair.notes
     if len(made) > 1:
         msg = "Some of these runs are modelled and some recorded: make a table of each."
         raise UsageError(msg)
-    return rows, made == {True}
+    return rows, notes, made == {True}
 
 
 def _pairs(folder):
@@ -62,11 +63,4 @@ def _captures(folder):
 
 
 def _steps(runs):
-    return pl.concat(warm_steps(run.ledger, warmup=WARMUP) for run in runs)
-
-
-def _factor(runs):
-    """Measure the factor where every tensor is an allocation: live managed bytes over the room."""
-    trace = runs[0].trace
-    found = analyse(trace, "oversubscription_factor").collect()["oversubscription_factor"].max()
-    return None if found is None else round(found, 3)
+    return [warm_steps(run.ledger, warmup=WARMUP) for run in runs]

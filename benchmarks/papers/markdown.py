@@ -76,6 +76,12 @@ def number(value):
     return f"{value:,}".replace(",", " ")
 
 
+def spread(values, show):
+    """Write the least and the most of some values; once if they look alike."""
+    low, high = show(min(values)), show(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
 def listed(words):
     """Join words as a sentence does."""
     words = [str(word) for word in words]

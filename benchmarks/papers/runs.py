@@ -7,12 +7,10 @@ import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from urllib.parse import quote
 
-import polars as pl
-
-from nsan import open_trace
 from nsan.analysis.pca.ratios import warm_steps
 from nsan.model.making import ABOUT
 from nsan.model.settings import Settings
@@ -21,11 +19,15 @@ from nsan.model.workloads import network
 from nsan.model.workloads.training import TrainingRun
 from nsan.pca_runs import find_runs, open_run
 
-WARMUP = 1
-"""Steps left out at the start: in the first one the driver meets every page."""
+WARMUP = 2
+"""Steps left out at the start: in the first one the driver meets every page, and the second still feels it."""
 
-STEPS = 3
-"""Steps of a modelled run: two of them warm."""
+STEPS = 6
+"""Steps of a modelled run: four of them warm."""
+
+QUICK_STEPS = 4
+TREND = 0.1
+"""Warm steps still trend if the first is further than this share from the mean of the later ones."""
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Job:
         if not self.quick:
             return TrainingRun(steps=STEPS)
         extent = {"sequence": 32} if network(name).has_sequence else {"image": 64}
-        return TrainingRun(steps=STEPS, batch=2, **extent)
+        return TrainingRun(steps=QUICK_STEPS, batch=2, **extent)
 
     def modelled(self, name, cases, where=None, settings=None):
         """Run a network under conditions; give each condition and the folder of its run.
@@ -90,18 +92,24 @@ def ledger_of(folder):
 
 
 def step_times(folder):
-    """Give the times of all steps of a modelled run, ns, the cold one first.
+    """Give the times of all steps of a modelled run, ns, the cold ones first."""
+    return [end - start for start, end in _steps(folder)]
 
-    They are read from the export itself: to open it as a trace would take longer than to make it.
-    """
+
+def warm_from(folder):
+    """Give the moment, ns, at which the first warm step of a modelled run begins."""
+    return _steps(folder)[WARMUP][0]
+
+
+def _steps(folder):
+    """Read start and end, ns, of each step from the export itself: to open it would take far longer."""
     (export,) = folder.glob("*.sqlite")
     with closing(
         sqlite3.connect(f"file:{quote(str(export))}?mode=ro&immutable=1", uri=True)
     ) as rows:
-        steps = rows.execute(
+        return rows.execute(
             "SELECT start, end FROM NVTX_EVENTS WHERE text = 'step' ORDER BY start"
-        )
-        return [end - start for start, end in steps]
+        ).fetchall()
 
 
 def bytes_in(folder):
@@ -110,8 +118,26 @@ def bytes_in(folder):
     return sum(figures[f"in_{cause}_bytes"] for cause in ("coherence", "prefetch", "user"))
 
 
-def warm_from(folder):
-    """Give the moment, ns, at which the first warm step of a modelled run begins."""
-    (trace,) = folder.glob("*.sqlite")
-    steps = open_trace(trace).nvtx_ranges.filter(pl.col("name") == "step").sort("start_ns")
-    return steps.collect()["start_ns"][WARMUP]
+def managed_peak(folder):
+    """Give the most managed bytes that a modelled run had allocated at one time."""
+    return json.loads((folder / ABOUT).read_text(encoding="utf-8"))["peak_managed_bytes"]
+
+
+def trend_of(values):
+    """Say how far the first warm step lies from the mean of the later ones, as a share of it.
+
+    None if the steps do not trend, or there are no later ones; infinite if only the first has any.
+    """
+    first, *later = values
+    if not later or None in values:
+        return None
+    mean = sum(later) / len(later)
+    if mean == 0:
+        return inf if first else None
+    change = first / mean - 1
+    return change if abs(change) > TREND else None
+
+
+def change_text(change):
+    """Write how far a first step lies from the later ones."""
+    return "only in the first" if change == inf else f"{100 * change:+.0f} %"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nsan
 from benchmarks.papers.claims import claim, claims_table
-from benchmarks.papers.markdown import Column, listed, mib, number, percent, points, table
+from benchmarks.papers.markdown import Column, listed, mib, number, percent, points, spread, table
 from nsan.analysing import kinds_of
 from nsan.analysis.allocator.stitching import stitching
 from nsan.analysis.allocator.utilization import allocator_utilization
@@ -81,6 +81,7 @@ def modelled_row(name, *, varying, steps, seed=1, **sizes):
     )
     row = {"name": name, "shapes": f"varying, seed {seed}" if varying else "fixed"}
     row |= {"varying": varying, "steps": steps}
+    row["varies"] = "length of the texts" if network(name).has_sequence else "images in a batch"
     for measure in (allocator_utilization, stitching):
         row |= measure(*tables).collect().row(0, named=True)
     return with_gain(row)
@@ -128,12 +129,15 @@ def real_text(rows, kinds):
 
 
 def stitched_sentence(row, name):
-    """Say what stitching did to one history, and why, from its figures."""
+    """Say what stitching did to one history, and beside what bound, from its figures."""
     idle, rounding = mib(row["idle_bytes"]), mib(row["rounding_bytes"])
-    least = mib(row["least_reserved_bytes"] - row["peak_active_bytes"])
+    over = row["stitched_reserved_bytes"] - row["least_reserved_bytes"]
+    more = "more" if over > 0 else "less"
+    bound = f"is {mib(abs(over))} MiB {more} than" if over else "is exactly"
     why = (
-        f"beyond the peak of active bytes PyTorch's rules reserve {idle} MiB, stitching {rounding} MiB; "
-        f"whole chunks of 2 MiB for large tensors and the small pool need {least} MiB in any case"
+        f"beyond the peak of active bytes PyTorch's rules reserve {idle} MiB, stitching {rounding} MiB, which "
+        f"{bound} the most that active large tensors in whole chunks and the segments of the small pool ever "
+        "take together"
     )
     saved = row["saved_bytes"]
     if saved == 0:
@@ -178,29 +182,24 @@ def verdict(rows):
 
 
 def shapes_sentence(rows):
-    """Say whether varying shapes fragment more, network by network."""
-    raised, lowered = [], []
+    """Say whether varying shapes fragment more, network by network, and what varies in each."""
+    ways = {"rises": [], "falls": [], "stays": []}
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
         fixed = [row["fragmentation_fraction"] for row in own if not row["varying"]]
-        varying = [row["fragmentation_fraction"] for row in own if row["varying"]]
+        varying = [row for row in own if row["varying"]]
         if not fixed or not varying:
             continue
-        change = sum(varying) / len(varying) - fixed[0]
-        (raised if change > 0 else lowered).append(f"{name} ({points(change)} points)")
-    if not raised and not lowered:
+        changes = [row["fragmentation_fraction"] - fixed[0] for row in varying]
+        change = sum(changes) / len(changes)
+        way = "rises" if change > 0 else "falls" if change < 0 else "stays"
+        shown, by_seed = points(change), spread(changes, points)
+        seeds = f"; {by_seed} by seed" if by_seed != shown else ""
+        ways[way].append(f"{name} ({varying[0]['varies']}: {shown} points{seeds})")
+    said = [f"{way} for {listed(names)}" for way, names in ways.items() if names]
+    if not said:
         return "Fixed and varying shapes cannot be compared: one of them was not run."
-    parts = []
-    if raised:
-        parts.append(f"raise fragmentation of {listed(raised)}")
-    if lowered:
-        parts.append(f"do not raise that of {listed(lowered)}")
-    return f"Varying shapes {', and '.join(parts)}, on average over the seeds."
-
-
-def _spread(values, show):
-    low, high = min(values), max(values)
-    return show(low) if low == high else f"{show(low)} to {show(high)}"
+    return f"With varying shapes the mean fragmentation over the seeds {', '.join(said)}."
 
 
 def found(real, modelled):
@@ -229,13 +228,13 @@ def _answers(rows):
     gb = "{:+.2f}".format
     before, after = best["utilization_fraction"], best["stitched_utilization_fraction"]
     return {
-        "points": f"{_spread(gains, points)} points: {claim('points').count(gains)}.",
-        "reserved": f"{_spread(saved, gb)} GB saved: {claim('reserved').count(saved)}.",
+        "points": f"{spread(gains, points)} points: {claim('points').count(gains)}.",
+        "reserved": f"{spread(saved, gb)} GB saved: {claim('reserved').count(saved)}.",
         "best": (
             f"most by {best['name']}{', ' + best['shapes'] if 'shapes' in best else ''}: utilization "
             f"{percent(before)} to {percent(after)}, {gb(best['saved_bytes'] / GB)} GB saved."
         ),
-        "caching": f"fragmentation {_spread(fragmented, percent)}: {claim('caching').count(fragmented)}.",
+        "caching": f"fragmentation {spread(fragmented, percent)}: {claim('caching').count(fragmented)}.",
         "mean": (
             f"mean of {len(rows)}: {gb(sum(saved) / len(saved))} GB, "
             f"{points(sum(shares) / len(shares))} % of what was reserved."

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from statistics import mean
 
-from benchmarks.papers.markdown import listed, mib, ratio
+from benchmarks.papers.markdown import listed, mib, ratio, spread
+from benchmarks.papers.signs import (
+    factors_text,
+    fault_rows,
+    sign,
+    time,
+    told,
+    traffic,
+    two_sided,
+    up_to,
+)
 from nsan.analysis.pca.decomposition import MECHANISMS
 
 MODERATE = (1.25, 1.5)
-"""What counts as moderate here: more than fits, by a half at most. The paper's own are not known."""
+"""What counts as moderate here: more than fits, by a half at most; at 1 the tensors fit. The paper's own
+factors are not known."""
 
 _WORDS = {
     "reuse": "reuse",
@@ -16,74 +27,19 @@ _WORDS = {
     "packing": "packing",
     "remainder": "the rest",
 }
-_FIGURES = {
+FIGURES = {
     "fault_rows": "the number of fault rows",
     "in_bytes": "what comes in",
     "out_bytes": "what goes out",
     "step_ns": "step time",
 }
-_CAUSED = {"faults": "fault_rows", "traffic": "in_bytes", "moderate": "step_ns"}
-
-
-def _change(row, *figures):
-    """Give what PCA adds to a sum of figures; None if one is not known."""
-    sides = [(row[f"{figure}_on"], row[f"{figure}_off"]) for figure in figures]
-    if any(value is None for pair in sides for value in pair):
-        return None
-    return sum(on - off for on, off in sides)
-
-
-def faults(row):
-    """Give how many fault rows more a step has with PCA."""
-    return _change(row, "fault_rows")
-
-
-def traffic(row):
-    """Give how many bytes more a step moves with PCA, both ways."""
-    return _change(row, "in_bytes", "out_bytes")
-
-
-def time(row):
-    """Give how many ns longer a step is with PCA."""
-    return _change(row, "step_ns")
-
-
-def signs(rows, change):
-    """Sort the factors of some rows by whether a figure falls, rises or stays with PCA."""
-    found = {"less": [], "more": [], "same": [], "unknown": []}
-    for row in rows:
-        value = change(row)
-        word = (
-            "unknown" if value is None
-            else "less" if value < 0
-            else "more" if value > 0
-            else "same"
-        )  # fmt: skip
-        found[word].append(row["factor"])
-    return found
-
-
-def _told(found, less, more, same):
-    """Say at which factors something falls, rises and stays."""
-    words = {"less": less, "more": more, "same": same, "unknown": "unknown"}
-    parts = [f"{words[key]} at {factors_text(at)}" for key, at in found.items() if at]
-    return listed(parts)
-
-
-def factors_text(factors):
-    """Write factors as a list."""
-    return listed("an unknown factor" if each is None else f"{each:g}" for each in factors)
-
-
-def up_to(rows):
-    """Find the factor up to which every step is faster with PCA; None: not even the lowest."""
-    last = None
-    for row in sorted(rows, key=lambda row: row["factor"] or 0):
-        change = time(row)
-        if change is None or change >= 0:
-            break
-        last = row["factor"]
-    return last
+_TOGETHER = {
+    "yes": "Fewer faults, more traffic and faster together",
+    "no": "Not all three together",
+    "tie": "Undecided, as one of the three is a tie",
+}
+_COUNTED = {"yes": "in", "no": "not in", "tie": "undecided by a tie in", "unknown": "unknown in"}
+_NOT_KNOWN = "Not known from these runs."
 
 
 def is_moderate(row):
@@ -91,29 +47,19 @@ def is_moderate(row):
     return row["factor"] is not None and 1 < row["factor"] <= max(MODERATE)
 
 
-def two_sided(row):
-    """Say whether all three parts of the claim hold in a row: fewer faults, more traffic, faster."""
-    changes = (faults(row), traffic(row), time(row))
-    if None in changes:
-        return None
-    return changes[0] < 0 < changes[1] and changes[2] < 0
-
-
 def verdict(name, rows, parts=()):
     """Say in words what PCA does to one program, from its rows."""
     own = [row for row in rows if row["name"] == name]
     said = [
-        f"**{name}**. Fault rows: {_told(signs(own, faults), 'fewer', 'more', 'as many')}.",
-        f"Traffic: {_told(signs(own, traffic), 'less', 'more', 'as much')}.",
-        f"Time: {_told(signs(own, time), 'faster', 'slower', 'as fast')}{_unbroken(own)}.",
+        f"**{name}**. Fault rows: {told(own, fault_rows, 'fewer', 'more', 'as many')}.",
+        f"Traffic: {told(own, traffic, 'less', 'more', 'as much')}.",
+        f"Time: {told(own, time, 'faster', 'slower', 'as fast')}{_unbroken(own)}.",
     ]
-    held = [row["factor"] for row in own if is_moderate(row) and two_sided(row)]
-    failed = [row["factor"] for row in own if is_moderate(row) and two_sided(row) is False]
-    if held:
-        said.append(f"Fewer faults, more traffic and faster together: at {factors_text(held)}.")
-    if failed:
-        said.append(f"Not all three together: at {factors_text(failed)}.")
-    return " ".join([*said, *mechanism_sentences(name, parts)])
+    moderate = [row for row in own if is_moderate(row)]
+    for way, what in _TOGETHER.items():
+        if at := [row["factor"] for row in moderate if two_sided(row) == way]:
+            said.append(f"{what}: at {factors_text(at)}.")
+    return " ".join([*said, *mechanism_sentences(name, own, parts)])
 
 
 def _unbroken(rows):
@@ -121,8 +67,9 @@ def _unbroken(rows):
     if any(row["factor"] is None for row in rows):
         return ""
     last = up_to(rows)
-    way = "not faster even at the lowest factor" if last is None else f"up to factor {last:g}"
-    return f"; without a break {way}"
+    if last is None:
+        return "; not faster even at the lowest factor"
+    return f"; faster without a break up to factor {last:g}"
 
 
 def fits_sentence(rows):
@@ -142,35 +89,41 @@ def fits_sentence(rows):
     )
 
 
-def mechanism_sentences(name, parts):
+def mechanism_sentences(name, rows, parts):
     """Say for each figure which mechanism does most of what PCA does, from the causal parts."""
     said = []
-    for figure, what in _FIGURES.items():
+    for figure, what in FIGURES.items():
         by_cause = {}
-        for factor, values in _values(parts, figure, name):
-            by_cause.setdefault(strongest(values), []).append(factor)
-        said += [f"{what} {cause} at {factors_text(at)}" for cause, at in by_cause.items() if cause]
+        for factor, cause in _causes(rows, [row for row in parts if row["name"] == name], figure):
+            by_cause.setdefault(cause, []).append(factor)
+        said += [f"{what} {cause} at {factors_text(at)}" for cause, at in by_cause.items()]
     return [f"By mechanism: {'; '.join(said)}."] if said else []
 
 
-def _values(parts, figure, name=None):
-    """Give the parts of a figure by name and factor: (factor, value by part)."""
-    found = {}
-    for row in parts:
-        if row["figure"] == figure and name in {None, row["name"]}:
-            found.setdefault((row["name"], row["factor"]), {})[row["part"]] = row["value"]
-    return [(factor, values) for (_, factor), values in found.items()]
+def _causes(rows, parts, figure):
+    """Say for each program and factor which mechanism does most: (factor, words)."""
+    split = {}
+    for part in parts:
+        if part["figure"] == figure:
+            split.setdefault((part["name"], part["factor"]), {})[part["part"]] = part
+    ways = {(row["name"], row["factor"]): sign(row, figure).way for row in rows}
+    causes = [
+        (key[1], "is a tie" if ways.get(key) == "tie" else strongest(values))
+        for key, values in split.items()
+    ]
+    return [(factor, cause) for factor, cause in causes if cause]
 
 
-def strongest(values):
+def strongest(parts):
     """Say which way a figure goes, which part does most of it and which work against it; empty: no way.
 
-    Against it work those parts that are more than a tenth of the largest.
+    ``parts`` are rows of causal parts by their name. Against it work those that are more than a tenth of
+    the largest. What does most may do the opposite in some order of switching on, which is said.
     """
-    difference = values.get("difference")
+    difference = _value(parts, "difference")
     if not difference:
         return ""
-    known = {part: values.get(part) or 0 for part in (*MECHANISMS, "remainder")}
+    known = {part: _value(parts, part) for part in (*MECHANISMS, "remainder")}
     least = max(map(abs, known.values())) / 10
     same = {part: value for part, value in known.items() if value * difference > 0}
     against = [
@@ -180,78 +133,104 @@ def strongest(values):
     ]
     way = "rises" if difference > 0 else "falls"
     if same:
-        way += f" most by {_WORDS[max(same, key=lambda part: abs(same[part]))]}"
+        most = max(same, key=lambda part: abs(same[part]))
+        way += f" most by {_WORDS[most]}{_in_some_orders(parts[most])}"
     return f"{way} (against {listed(against)})" if against else way
 
 
-def counted_causes(parts, figure):
+def _value(parts, name):
+    return (parts[name]["value"] if name in parts else None) or 0
+
+
+def _in_some_orders(part):
+    """Say so if a mechanism does the opposite of its mean in some order."""
+    low, high = part["low"], part["high"]
+    return " (not in every order)" if low is not None and low < 0 < high else ""
+
+
+def counted_causes(rows, parts, figure):
     """Count over programs and factors which part does most of what happens to a figure."""
-    told = [each for _, values in _values(parts, figure) if (each := strongest(values))]
-    counts = [f"{cause} in {told.count(cause)}" for cause in dict.fromkeys(told)]
+    causes = [cause for _, cause in _causes(rows, parts, figure)]
+    counts = [f"{cause} in {causes.count(cause)}" for cause in dict.fromkeys(causes)]
     if not counts:
         return ""
-    return f"By the model's switches {_FIGURES[figure]} {listed(counts)} of {len(told)}."
+    return f"By the model's switches {FIGURES[figure]} {listed(counts)} of {len(causes)}."
 
 
 def found(rows, parts=()):
     """Answer each claim of paper 1 from the rows."""
     moderate = [row for row in rows if is_moderate(row)]
-    answers = {}
-    for key, change, less, more, wanted in (
-        ("faults", faults, "fewer fault rows", "more", "less"),
-        ("traffic", traffic, "less", "more bytes", "more"),
-        ("moderate", time, "faster", "slower", "less"),
-    ):
-        chosen = moderate if key == "moderate" else rows if key == "faults" else _moving(rows)
-        known = [change(row) for row in chosen if change(row) is not None]
-        if not known:
-            answers[key] = "Not known from these runs."
-            continue
-        n_less, n_more = sum(value < 0 for value in known), sum(value > 0 for value in known)
-        agrees = n_less if wanted == "less" else n_more
-        word = "Agrees" if agrees == len(known) else "Differs" if not agrees else "Agrees in part"
-        where = {"moderate": "moderate rows", "traffic": "rows that move bytes"}.get(key, "rows")
-        answers[key] = (
-            f"{word}: {less} in {n_less}, {more} in {n_more} of {len(known)} {where}. "
-            f"{_why(key, chosen)} {counted_causes(parts, _CAUSED[key])}"
-        ).strip()
-    both = [two_sided(row) for row in moderate]
-    if both and None not in both and "moderate" in answers:
-        answers["moderate"] += (
-            f" Fewer faults, more traffic and faster together in {sum(both)} of {len(both)}."
-        )
+    moving = [row for row in rows if traffic(row).way != "none"]
+    answers = {
+        "faults": _judged(rows, fault_rows, ("fewer fault rows", "more"), "less", "rows"),
+        "traffic": _judged(moving, traffic, ("less", "more bytes"), "more", "rows that move bytes"),
+        "moderate": _judged(moderate, time, ("faster", "slower"), "less", "moderate rows"),
+    }
+    whys = {
+        "faults": (_spread_sentence(rows, "fault_rows"), "fault_rows"),
+        "traffic": (_dead_sentence(moving), "in_bytes"),
+        "moderate": (f"{_spread_sentence(moderate, 'step_ns')} {_slower(moderate)}", "step_ns"),
+    }
+    for key, (why, figure) in whys.items():
+        if answers[key] != _NOT_KNOWN:
+            words = (answers[key], why.strip(), counted_causes(rows, parts, figure))
+            answers[key] = " ".join(filter(None, words))
+    if answers["moderate"] != _NOT_KNOWN:
+        answers["moderate"] += _together(moderate)
     return answers
 
 
-def _moving(rows):
-    """Leave out the rows in which no byte moves, with PCA or without."""
-    moved = ("in_bytes_off", "in_bytes_on", "out_bytes_off", "out_bytes_on")
-    return [row for row in rows if any(row[name] for name in moved)]
+def _judged(rows, of, words, wanted, where):
+    """Count in how many rows a figure goes as is claimed, against it, or neither."""
+    known = [of(row) for row in rows if of(row).way != "unknown"]
+    if not known:
+        return _NOT_KNOWN
+    ways = [each.way for each in known]
+    agrees = ways.count(wanted)
+    against = ways.count({"less": "more", "more": "less"}[wanted])
+    word = (
+        "Agrees" if agrees == len(known)
+        else "Agrees in part" if agrees
+        else "Differs" if against
+        else "Undecided"
+    )  # fmt: skip
+    ties = [f"a tie in {ways.count('tie')}"] if "tie" in ways else []
+    less, more = (f"{words[i]} in {ways.count(way)}" for i, way in enumerate(("less", "more")))
+    bare = sum(each.is_bare for each in known)
+    told_bare = f" Without an interval, the bare sign: {bare} of them." if bare else ""
+    return f"{word}: {', '.join([less, more, *ties])} of {len(known)} {where}.{told_bare}"
 
 
-def _why(key, rows):
-    """Discuss a claim with the figures that bear on it."""
-    if key == "traffic":
-        return _dead_sentence(rows)
-    figure = "fault_rows" if key == "faults" else "step_ns"
+def _together(rows):
+    """Count in how many rows all three parts of the claim hold."""
+    ways = [two_sided(row) for row in rows]
+    counts = [f"{what} {ways.count(way)}" for way, what in _COUNTED.items() if way in ways]
+    return f" Fewer faults, more traffic and faster together, of {len(ways)}: {listed(counts)}."
+
+
+def _spread_sentence(rows, figure):
+    """Name the least and the largest ratio of a figure."""
     known = [row for row in rows if row[f"{figure}_ratio"] is not None]
     if not known:
         return ""
-    low = min(known, key=lambda row: row[f"{figure}_ratio"])
-    high = max(known, key=lambda row: row[f"{figure}_ratio"])
-    spread = (
-        f"Ratios {ratio(low[f'{figure}_ratio'])} ({low['name']} at {factors_text([low['factor']])}) to "
-        f"{ratio(high[f'{figure}_ratio'])} ({high['name']} at {factors_text([high['factor']])})."
+    ends = (pick(known, key=lambda row: row[f"{figure}_ratio"]) for pick in (min, max))
+    said = [
+        f"{ratio(row[f'{figure}_ratio'])} ({row['name']} at {factors_text([row['factor']])})"
+        for row in ends
+    ]
+    return f"Ratio {said[0]}." if said[0] == said[1] else f"Ratios {said[0]} to {said[1]}."
+
+
+def _slower(rows):
+    """Say what else is worse in the rows that are slower."""
+    worse = [row for row in rows if time(row).way == "more"]
+    if not worse:
+        return ""
+    n_more = sum(traffic(row).way == "more" for row in worse)
+    n_fewer = sum(fault_rows(row).way == "less" for row in worse)
+    return (
+        f"Slower: {len(worse)}; with more bytes {n_more} of them, with fewer fault rows {n_fewer}."
     )
-    worse = [row for row in known if row[f"{figure}_ratio"] > 1]
-    if key == "moderate" and worse:
-        n_more = sum((traffic(row) or 0) > 0 for row in worse)
-        n_fewer = sum((faults(row) or 0) < 0 for row in worse)
-        spread += (
-            f" Of the {len(worse)} slower ones {n_more} move more bytes, and {n_fewer} have fewer fault "
-            "rows all the same."
-        )
-    return spread
 
 
 def _dead_sentence(rows):
@@ -259,12 +238,17 @@ def _dead_sentence(rows):
     more = [
         row
         for row in rows
-        if (traffic(row) or 0) > 0 and None not in (row["dead_in_bytes"], row["dead_out_bytes"])
+        if traffic(row).way == "more" and None not in (row["dead_in_bytes"], row["dead_out_bytes"])
     ]
     if not more:
         return ""
-    shares = [(row["dead_in_bytes"] + row["dead_out_bytes"]) / traffic(row) for row in more]
+    shares = [
+        (row["dead_in_bytes"] + row["dead_out_bytes"])
+        / (row["moved_bytes_on"] - row["moved_bytes_off"])
+        for row in more
+    ]
+    told_spread = spread(shares, ratio)
+    average = f" (mean {ratio(mean(shares))})" if told_spread != ratio(shares[0]) else ""
     return (
-        f"Where there are more, dead bytes are {ratio(min(shares))} to {ratio(max(shares))} times the "
-        f"additional bytes (mean {ratio(mean(shares))})."
+        f"Where there are more, dead bytes are {told_spread} times the additional bytes{average}."
     )

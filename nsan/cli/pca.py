@@ -3,9 +3,11 @@
 A RUN is a folder of `nsan model run`, a folder of `nsan model sweep` (all runs in it), or a trace with
 the memory snapshot that torch.cuda.memory._dump_snapshot(FILE) wrote in the same run: snapshot.pickle or
 TRACE's name with .pickle beside it is taken by itself. Modelled runs say themselves how they allocate;
-of other traces --off and --on name it. The difference is split into what the allocator does to the
-driver: reuse of memory that is mapped already, dead traffic of memory that no tensor holds, and packing
-of tensors into one VA block; what is in none of them is the remainder.
+of other traces --off and --on name it. The difference is split by what the allocator does to the driver:
+reuse of memory that is mapped already, dead traffic of memory that no tensor holds, and packing of
+tensors into one VA block. A part is an account of the rows, bytes and time that carry the mark of a
+mechanism; what it causes elsewhere is in the remainder, and only runs of the model with a mechanism
+switched off (`nsan model sweep --allocators`) tell that.
 
 Examples
 --------
@@ -32,10 +34,14 @@ if TYPE_CHECKING:
     import polars as pl
 
     from nsan.analysis.result import Result
-    from nsan.pca_found import Found, Pair
+    from nsan.pca_found import Found
+    from nsan.pca_pairs import Pair
     from nsan.pca_runs import Run
 
 _CONDITION: Final = ("network", "factor", "hint", "allocator")
+_TREND: Final = 0.1
+"""By more than this share a first warm step differs from the later ones."""
+
 _RATIO: Final = ("off", "on", "ratio", "ratio_low", "ratio_high")
 _PARTS: Final = ("difference", "reuse", "dead", "packing", "remainder")
 COLUMNS: Final = (
@@ -88,7 +94,7 @@ def _from_zero(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from nsan.pca_found import left_out, pairs_of
+    from nsan.pca_pairs import left_out, pairs_of
 
     runs, off, on = _found(args)
     pairs = pairs_of(runs, off, on)
@@ -147,8 +153,8 @@ def _document(
     args: argparse.Namespace, pairs: Sequence[Pair], tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Open the runs and compare them."""
-    from nsan.analysis.pca.decomposition import DECOMPOSITION, decomposition
-    from nsan.analysis.pca.ratios import RATIOS, ratios
+    from nsan.analysis.pca.decomposition import DECOMPOSITION
+    from nsan.analysis.pca.ratios import RATIOS
     from nsan.contract import SCHEMA
     from nsan.pca_runs import open_pairs
 
@@ -171,22 +177,64 @@ def _document(
         shown |= {str(each.found.trace): each for each in (*off, *on)}
         steps = (_warm(off, args.warmup), _warm(on, args.warmup))
         sides.append((pair, *steps))
-        document["pairs"].append(
-            {
-                **_condition(pair),
-                "off": [each.found.name for each in off],
-                "on": [each.found.name for each in on],
-                "kind": _kind((*off, *on)),
-                "ratios": ratios(*steps).to_dicts(),
-                "decomposition": decomposition(*steps).to_dicts(),
-                "notes": [*pair.notes, *_doubts(off, on)],
-            }
-        )
+        document["pairs"].append(_compared(pair, (off, on), steps, args.warmup))
     document["runs"] = [_of_run(each, args.warmup) for each in shown.values()]
     document["switches"] = _switched(sides)
     kinds = {each["kind"] for each in document["pairs"]}
     document["kinds"] = {"pairs": "modelled" if kinds == {"modelled"} else "derived"}
     return document
+
+
+def _compared(
+    pair: Pair,
+    runs: tuple[Sequence[Run], Sequence[Run]],
+    steps: tuple[pl.DataFrame, pl.DataFrame],
+    warmup: int,
+) -> dict[str, Any]:
+    """Compare the warm steps of a pair."""
+    from nsan.analysis.pca.decomposition import decomposition
+    from nsan.analysis.pca.ratios import ratio_of, ratios
+    from nsan.pca_pairs import told_apart
+
+    off, on = runs
+    names = told_apart(*pair.off, *pair.on)
+    trends = [note for each in (*off, *on) if (note := _trend(each, warmup))]
+    return {
+        **_condition(pair),
+        "off": names[: len(off)],
+        "on": names[len(off) :],
+        "kind": _kind((*off, *on)),
+        "ratios": ratios(*steps).to_dicts(),
+        "traffic": ratio_of(*steps, ("in_bytes", "out_bytes")),
+        "decomposition": decomposition(*steps).to_dicts(),
+        "notes": [*pair.notes, *_doubts(off, on), *trends],
+    }
+
+
+def _trend(run: Run, warmup: int) -> str:
+    """Say that a run has not settled: its first warm step differs from the later ones."""
+    from nsan.analysis.pca.ratios import FIGURES, warm_steps
+    from nsan.units import format_count, format_time
+
+    steps = warm_steps(run.ledger, warmup=warmup)
+    said = []
+    for figure, write in (("step_ns", format_time), ("fault_rows", format_count)):
+        first, *later = steps[FIGURES[figure].column].to_list()
+        if not later or None in (first, *later):
+            continue
+        mean = sum(later) / len(later)
+        if abs(first - mean) > _TREND * mean:
+            what = {"step_ns": "takes", "fault_rows": "makes"}[figure]
+            unit = " fault rows" * (figure == "fault_rows")
+            said.append(f"{what} {write(first)} and the later ones {write(round(mean))}{unit}")
+    if not said:
+        return ""
+    least = warmup + 1
+    more = "" if run.n_steps > least + 1 else ", of a run of more steps"
+    return (
+        f"{run.found.name} has not settled: its first warm step {', and it '.join(said)} (mean). Leave it out "
+        f"with --warmup {least}{more}."
+    )
 
 
 def _described(result: Result) -> list[dict[str, Any]]:
@@ -241,8 +289,8 @@ def _doubts(off: Sequence[Run], on: Sequence[Run]) -> Iterator[str]:
     for each in on:
         if each.found.snapshot is None and each.found.condition.allocator != "raw":
             yield (
-                f"{each.found.name} has no memory snapshot: dead traffic and packing are unknown, and in "
-                "the remainder."
+                f"{each.found.name} has no memory snapshot: what is reuse, dead traffic or packing is "
+                "unknown, and in the remainder."
             )
     if len({is_modelled(each) for each in (*off, *on)}) > 1:
         yield "Some of the runs are modelled and others are recorded."
@@ -277,7 +325,8 @@ def _switched(
         if rows:
             common = _condition(group[0][0])
             common.pop("allocator")
-            found.append({**common, "n_runs": len(runs), "parts": rows})
+            managed = {pair.condition.allocator: pair.condition.managed_bytes for pair, *_ in group}
+            found.append({**common, "n_runs": len(runs), "managed_bytes": managed, "parts": rows})
     return found
 
 

@@ -79,12 +79,12 @@ def text_of(document: Mapping[str, Any], *, markdown: bool = False, verbose: boo
     parts = ["\n".join(sentences)]
     if hidden := len(document["pairs"]) - len(pairs):
         parts += [f"({counted(hidden, 'more pair')} with switches set: -v)"]
-    parts += [f"{heading}Mean of a warm step without (off) and with (on) the caching allocator"]
+    parts += [heading + _ratio_head(pairs)]
     parts += [
         table(_blocks(pairs, _ratio_rows), _told_apart(_RATIO_FIELDS, pairs), markdown=markdown)
     ]
     parts += [_ratio_note(pairs)]
-    parts += [f"{heading}The difference by mechanism, from the ledgers of both runs"]
+    parts += [f"{heading}An account of the difference: what carries the mark of each mechanism"]
     parts += [
         table(_blocks(pairs, _part_rows), _told_apart(_PART_FIELDS, pairs), markdown=markdown)
     ]
@@ -109,21 +109,31 @@ def _key(condition: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _sentence(pair: Mapping[str, Any], causal: Mapping[str, Any] | None) -> str:
-    """Say in one sentence what the caching allocator changes in a pair, and by which mechanisms."""
+    """Say in one sentence what the caching allocator changes in a pair, and where the account puts it."""
     found = {row["figure"]: row for row in pair["ratios"]}
     parts: dict[str, dict[str, Any]] = {}
     for row in pair["decomposition"]:
         parts.setdefault(row["figure"], {})[row["part"]] = row["value"]
-    plain = pair["allocator"] in {"caching", "raw"}
-    who = "the caching allocator" if plain else pair["allocator"]
-    rows, traffic = found["fault_rows"], _traffic(found)
+    who, base = _named(pair)
+    rows, traffic, time = found["fault_rows"], pair["traffic"], found["step_ns"]
+    bytes_moved = _both(parts["in_bytes"], parts["out_bytes"])
     said = [
-        _change(rows["off"], rows["on"], "fault rows", "many") + _by(parts["fault_rows"], "rows"),
-        _change(*traffic, "traffic", "much")
-        + _by(_both(parts["in_bytes"], parts["out_bytes"]), "byte"),
+        _change(rows, "fault rows", "many", base) + _why(rows, parts["fault_rows"], "rows"),
+        _change(traffic, "traffic", "much", base) + _why(traffic, bytes_moved, "byte"),
     ]
-    faster = _faster(found["step_ns"]["ratio"]) + _by(parts["step_ns"], "ns")
+    faster = _faster(time) + _why(time, parts["step_ns"], "ns")
+    plain = pair["allocator"] == "caching"
     return f"{_where(pair)}{who} makes {', '.join(said)}, and {faster}.{_switched(causal, plain=plain)}"
+
+
+def _named(pair: Mapping[str, Any]) -> tuple[str, str]:
+    """Name what is compared, and what it is compared with."""
+    if pair["allocator"] == "raw":
+        off, on = pair["off"][0], pair["on"][0]
+        return on, "in the same run again" if off == on else f"in {off}"
+    return "the caching allocator" if pair["allocator"] == "caching" else pair[
+        "allocator"
+    ], "without it"
 
 
 def _where(pair: Mapping[str, Any]) -> str:
@@ -132,15 +142,11 @@ def _where(pair: Mapping[str, Any]) -> str:
         parts.append(f"factor {pair['factor']:g}")
     if pair["hint"] not in {None, "none"}:
         parts.append(f"hint {pair['hint']}")
-    where = ", ".join(filter(None, parts)) or f"{pair['on'][0]} against {pair['off'][0]}"
+    where = ", ".join(filter(None, parts))
+    if not where or pair["allocator"] == "raw":
+        against = f"{pair['on'][0]} against {pair['off'][0]}"
+        where = f"{where}, {against}" if where else against
     return f"{where}: "
-
-
-def _traffic(found: Mapping[str, Row]) -> tuple[float | None, float | None]:
-    """Add up the bytes that move in either direction on each side; None: not known."""
-    into, out = found["in_bytes"], found["out_bytes"]
-    sums = [None if None in (into[s], out[s]) else into[s] + out[s] for s in ("off", "on")]
-    return sums[0], sums[1]
 
 
 def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,16 +155,17 @@ def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
     return {part: None if None in both else sum(both) for part, both in pairs.items()}
 
 
-def _change(off: float | None, on: float | None, what: str, so: str) -> str:
+def _change(row: Row, what: str, so: str, base: str) -> str:
     """Say how a figure changes from one side to the other."""
+    off, on = row["off"], row["on"]
     if off is None or on is None:
         return f"an unknown change of {what}"
     if off == 0:
-        return f"no {what}, as without it" if on == 0 else f"{what}, where there is none without it"
+        return f"no {what}, as {base}" if on == 0 else f"{what}, where there is none {base}"
     ratio = on / off
     if ratio == 0:
         return f"no {what} any more"
-    if abs(ratio - 1) < _EQUAL:
+    if _is_equal(row):
         return f"about as {so} {what}"
     less = {"many": "fewer", "much": "less"}[so]
     if ratio >= 2:
@@ -166,14 +173,33 @@ def _change(off: float | None, on: float | None, what: str, so: str) -> str:
     return f"{abs(ratio - 1):.1%} {less if ratio < 1 else 'more'} {what}".replace("%", " %")
 
 
-def _faster(ratio: float | None) -> str:
+def _faster(row: Row) -> str:
+    ratio = row["ratio"]
     if ratio is None:
         return "the time of a step is unknown"
-    if abs(ratio - 1) < _EQUAL:
+    if _is_equal(row):
         return "a step takes about the same time"
     if ratio < 1:
         return f"a step is {1 / ratio:.2f} times as fast"
     return f"a step takes {ratio:.2f} times as long"
+
+
+def _is_equal(row: Row) -> bool:
+    """Say whether a ratio is 1 as far as can be told: it is near, or its interval holds 1."""
+    ratio, low, high = row["ratio"], row["ratio_low"], row["ratio_high"]
+    holds = low is not None and low <= 1 and (high is None or high >= 1)
+    return bool(holds or abs(ratio - 1) < _EQUAL)
+
+
+def _why(row: Row, parts: Mapping[str, Any], unit: str) -> str:
+    """Say how sure a ratio is, and name the parts that count."""
+    sure = ""
+    if row["ratio"] is not None:
+        interval = _interval(row)
+        sure = f"{_number(row['ratio'])} times, "
+        sure += "one warm step" if interval == "-" else f"95 % interval {interval}"
+    told = "; ".join(filter(None, [sure, _by(parts, unit)]))
+    return f" ({told})" if told else ""
 
 
 def _by(parts: Mapping[str, Any], unit: str) -> str:
@@ -181,12 +207,11 @@ def _by(parts: Mapping[str, Any], unit: str) -> str:
     known = {part: parts[part] for part in _PARTS if parts.get(part)}
     largest = max(map(abs, known.values()), default=0)
     told = sorted(known, key=lambda part: -abs(known[part]))
-    said = [
+    return ", ".join(
         f"{_MECHANISMS[part]} {_signed(known[part], unit)}"
         for part in told
         if abs(known[part]) >= _SMALL * largest
-    ]
-    return f" ({', '.join(said)})" if said else ""
+    )
 
 
 def _switched(causal: Mapping[str, Any] | None, *, plain: bool) -> str:
@@ -196,8 +221,7 @@ def _switched(causal: Mapping[str, Any] | None, *, plain: bool) -> str:
     parts = {row["part"]: row["value"] for row in causal["parts"] if row["figure"] == "step_ns"}
     if not parts:
         return ""
-    told = _by(parts, "ns").strip(" ()")
-    return f" From the runs with switches: {told or 'no change'} in a step."
+    return f" From the runs with switches: {_by(parts, 'ns') or 'no change'} in a step."
 
 
 # Tables ---------------------------------------------------------------------------------------------
@@ -313,9 +337,16 @@ def _told_apart(
 
 
 _PART_NOTE: Final = """\
-Parts and remainder add up to the difference. `to 0`: an upper bound; the mechanism did at most this.
-The remainder (other) is what follows from the mechanisms elsewhere, such as dead memory that pushes
-living memory out, and for fault rows packing, which no row names."""
+Parts and remainder add up to the difference. `to 0`: an upper bound. ±: how much may carry the mark of
+another mechanism, and how much steps differ. This is an account of rows, bytes and time as they were, not
+of what a mechanism causes: dead memory that pushes living memory out, or packing that changes the number of
+fault rows, carries no mark and is in the remainder (other)."""
+
+
+def _ratio_head(pairs: Sequence[Mapping[str, Any]]) -> str:
+    if any(pair["allocator"] == "raw" for pair in pairs):
+        return "Mean of a warm step of both sides (off and on)"
+    return "Mean of a warm step without (off) and with (on) the caching allocator"
 
 
 def _ratio_note(pairs: Sequence[Mapping[str, Any]]) -> str:
@@ -343,12 +374,40 @@ def _causal_head(causal: Sequence[Mapping[str, Any]]) -> str:
 
 def _causal_note(causal: Sequence[Mapping[str, Any]]) -> str:
     if all(map(_is_whole, causal)):
-        return (
-            "Shapley values: the mean of what a mechanism adds over all orders of adding them, with the\n"
-            "least and the most. They are not the parts above: who switches reuse off keeps no memory, and has no\n"
-            "dead traffic either. Remainder: what the cache costs with all three switched off."
+        said = (
+            "Shapley values: the mean of what a mechanism adds over all orders of adding them, with the least\n"
+            "and the most. Remainder: what the cache costs with all three switched off.\n"
+            f"{_DIFFER}\n{_NO_ERROR}"
         )
-    return "These do not add up: that needs a run for each of the eight combinations of switches."
+    else:
+        said = (
+            "These do not add up: that needs a run for each of the eight combinations of switches.\n"
+            f"{_DIFFER}\n{_NO_ERROR}"
+        )
+    return said + _padding(causal)
+
+
+_DIFFER: Final = """\
+Why these differ from the account above: it books each row under the mark that the row carries, and a switch
+changes which rows there are. A dead page that is dropped, for instance, faults all the same: first touch."""
+
+_NO_ERROR: Final = "These parts are of the mean warm step of each run, and carry no error of steps."
+
+
+def _padding(causal: Sequence[Mapping[str, Any]]) -> str:
+    """Say that packing holds the padding of its switch, with the memory that it takes."""
+    said = []
+    for each in causal:
+        known = each["managed_bytes"]
+        packed, apart = known.get("caching"), known.get("caching:apart")
+        if packed and apart and packed != apart:
+            said.append(f"{format_bytes(apart)} instead of {format_bytes(packed)}")
+    if not said:
+        return ""
+    return (
+        f"\n`apart` gives every tensor VA blocks of its own, which takes more managed memory on the same GPU\n"
+        f"({'; '.join(dict.fromkeys(said))}): packing here is sharing and the lack of this padding."
+    )
 
 
 def _kinds(document: Mapping[str, Any]) -> str:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import polars as pl
 import pytest
 
 import nsan
+from nsan.analysis.pca.tables import PROCESSOR
 from nsan.cli import main
 from nsan.errors import NotAlignedError, UsageError
 from nsan.io.torch_snapshot import write_snapshot
+from nsan.joined import Joined, Part
 from nsan.model.machine import run
 from nsan.model.making import make
 from nsan.model.nsys_export import ExportOptions
@@ -150,6 +155,64 @@ def test_fault_figures_of_a_capture_without_fault_rows_are_unknown_and_not_zero(
     assert row["dead_in_bytes"] == seen["dead_in_bytes"].item() > 0
 
 
+def test_without_memory_usage_the_number_of_allocations_is_unknown(tmp_path, capsys):
+    folder = tmp_path / "blind"
+    make(replace(recipe_of("caching"), options=ExportOptions(memory_usage=False)), folder)
+    trace, snapshot = folder / "blind.sqlite", folder / "snapshot.pickle"
+    (row,) = nsan.analyse(nsan.join(trace, snapshot), "pca_effect").collect().iter_rows(named=True)
+    assert row["n_managed_allocs"] is row["n_managed_frees"] is row["fault_rows_per_alloc"] is None
+    assert "the driver made" not in answer(capsys, "allocator", trace, "--snapshot", snapshot)
+
+
+def test_a_gpu_that_moves_what_is_of_another_ones_tensors_keeps_them_under_a_filter(runs):
+    joined = nsan.join(*files(runs, "caching"))
+    moves = joined.tensor_moves.collect()
+    # As if a second GPU had made every other migration.
+    other = pl.when(pl.col("migration") % 2 == 1).then(3).otherwise("device_id").alias("device_id")
+    joined.tables["tensor_moves"] = moves.with_columns(other)
+    third = Joined(joined.trace, joined.snapshot, part=Part(joined, devices=(3,)))
+    held = set(third.tensor_moves.collect()["tensor_id"].drop_nulls())
+    assert held
+    assert held == set(third.tensor_lives.collect()["tensor_id"])
+    lines = nsan.analyse(third, "line_traffic").collect()
+    assert lines.filter(pl.col("part").is_null())["n_tensors"].sum() == 0
+    assert (
+        lines["in_bytes"].sum()
+        == third.tensor_moves.filter(direction="htod").collect()["bytes"].sum()
+    )
+    first = joined.filter(device=0)
+    assert first.tensor_lives.collect().height == joined.tensor_lives.collect().height
+    nobody = Joined(joined.trace, joined.snapshot, part=Part(joined, pids=(1,)))
+    assert nobody.tensor_lives.collect().is_empty()
+
+
+def test_faults_of_the_cpu_have_no_gpu_and_stay_under_a_filter_by_gpu(runs):
+    joined = nsan.join(*files(runs, "caching"))
+    faults = joined.tensor_faults.collect()
+    of_cpu = {"device_id": pl.lit(None, pl.Int64), "processor": pl.lit("cpu", PROCESSOR)}
+    joined.tables["tensor_faults"] = pl.concat([faults, faults.head(3).with_columns(**of_cpu)])
+    assert joined.filter(device=0).tensor_faults.collect().height == faults.height + 3
+
+
+def test_rows_without_a_place_are_unknown_and_stop_nothing(runs, tmp_path, capsys):
+    path = tmp_path / "caching.sqlite"
+    shutil.copy(runs / "caching" / "caching.sqlite", path)
+    with closing(sqlite3.connect(path)) as export:
+        table = "CUPTI_ACTIVITY_KIND_MEMCPY"
+        for i, change in enumerate(("virtualAddress = NULL", "bytes = 0", f"bytes = {1 << 62}")):
+            export.execute(f"UPDATE {table} SET {change} WHERE copyKind > 10 AND rowid % 400 = {i}")
+        export.commit()
+    snapshot = files(runs, "caching")[1]
+    out = answer(capsys, "allocator", path, "--snapshot", snapshot)
+    assert "unknown: see below" in out
+    assert "their rows lack a place" in out
+    joined = nsan.join(path, snapshot)
+    unknown = joined.tensor_moves.filter(pl.col("va").is_null()).collect()
+    assert unknown.height
+    assert set(unknown["state"]) == {"unknown"}
+    assert unknown["is_dead"].null_count() == unknown.height
+
+
 def test_filters_choose_rows_of_the_join_and_parts_add_up(runs):
     joined = nsan.join(*files(runs, "caching"))
     moves = joined.tensor_moves.collect()
@@ -199,6 +262,54 @@ def test_the_first_answer_says_how_much_moved_for_no_tensor(runs, capsys):
     assert str(runs) not in out
 
 
+def test_what_is_outside_all_segments_is_not_said_to_be_of_a_tensor(runs, capsys):
+    trace, snapshot = files(runs, "raw")
+    out = answer(capsys, "allocator", trace, "--snapshot", snapshot)
+    assert "not the allocator's" in out
+    assert "live, their age unknown" in out
+    assert "Dead traffic: none.\n" in out
+
+
+def test_a_part_says_that_it_is_one_and_leaves_out_what_only_the_whole_tells(runs, capsys):
+    trace, snapshot = files(runs, "caching")
+    command = ("allocator", trace, "--snapshot", snapshot, "--filter-nvtx", "step/1")
+    out = answer(capsys, *command)
+    assert "Filtered: migrations that start in the part" in out
+    assert "Dead traffic" not in out
+    document = json.loads(answer(capsys, *command, "--json"))
+    assert document["effect"] is None
+    assert document["windows_ns"]
+
+
+def test_an_analysis_of_a_snapshot_takes_it_from_beside_a_trace(runs, capsys):
+    trace, snapshot = files(runs, "caching")
+    beside = answer(capsys, "analyse", "allocator_state", trace, "--snapshot", snapshot, "--json")
+    assert beside == answer(capsys, "analyse", "allocator_state", snapshot, "--json")
+
+
+def test_times_and_counts_of_one_name_have_headings_of_their_own(runs, capsys):
+    trace, snapshot = files(runs, "caching")
+    command = (
+        "allocator",
+        trace,
+        "--snapshot",
+        snapshot,
+        "--by",
+        "step",
+        "--format",
+        "markdown",
+        "-v",
+    )
+    (header,) = (
+        line
+        for line in answer(capsys, *command).splitlines()
+        if "First touch" in line and line.startswith("|")
+    )
+    names = [each.strip() for each in header.strip("|").split("|")]
+    assert {"First touch", "First touch time", "Dead in", "Dead in time"} <= set(names)
+    assert len(names) == len(set(names))
+
+
 def test_json_closes_and_says_the_kind_of_each_figure(runs, capsys):
     trace, snapshot = files(runs, "caching")
     document = json.loads(answer(capsys, "allocator", trace, "--snapshot", snapshot, "--json"))
@@ -242,6 +353,15 @@ def test_choices_that_need_the_other_input_say_so(runs, capsys):
     assert main(["analyse", "pca_effect", str(trace)]) == 2
     assert "--snapshot FILE" in capsys.readouterr().err
     other = files(runs, "other")[1]
+    swapped = "`nsan allocator TRACE --snapshot FILE`"
+    assert main(["allocator", str(snapshot), "--snapshot", str(other)]) == 1
+    assert swapped in capsys.readouterr().err
+    plain = runs / "caching" / "caching.sqlite"
+    assert main(["allocator", str(plain)]) == 1
+    assert swapped in capsys.readouterr().err
+    twice = ["--snapshot", str(snapshot), "--snapshot", str(other)]
+    assert main(["allocator", str(trace), *twice]) == 2
+    assert "--snapshot is given twice" in capsys.readouterr().err
     assert main(["allocator", str(trace), "--snapshot", str(other)]) == 1
     assert (
         "Not aligned: snapshot.pickle is not of the run of caching.sqlite"

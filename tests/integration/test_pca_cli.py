@@ -10,6 +10,8 @@ import polars as pl
 import pytest
 
 import nsan
+from nsan.analysis.pca.decomposition import decomposition
+from nsan.analysis.pca.ratios import warm_steps
 from nsan.cli import main
 from nsan.cli.pca import COLUMNS, table_rows
 from nsan.cli.pca_text import text_of
@@ -18,7 +20,7 @@ from nsan.model.networks import tensors as t
 from nsan.model.placing import placed
 from nsan.model.settings import Settings
 from nsan.pca_runs import find_runs, open_run
-from nsan.units import MIB
+from nsan.units import MIB, format_bytes
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
 ALLOCATORS = (
@@ -126,7 +128,7 @@ def test_every_run_with_a_cache_has_its_pair(document):
         assert (pair["network"], pair["factor"], pair["hint"]) == ("little", 1.4, "none")
         assert pair["off"] == ["raw-1.4-none"]
         assert pair["kind"] == "modelled"
-        assert pair["notes"] == []
+        assert not [note for note in pair["notes"] if "has not settled" not in note]
     assert {run["n_warm_steps"] for run in document["runs"]} == {N_STEPS - 1}
 
 
@@ -141,12 +143,41 @@ def test_parts_and_remainder_add_up_in_every_pair(document):
 def test_the_cache_avoids_first_touches_and_moves_dead_bytes(document):
     (pair,) = (pair for pair in document["pairs"] if pair["allocator"] == "caching")
     parts = parts_of(pair)
-    assert parts["fault_rows", "reuse"]["value"] < 0
+    assert parts["fault_rows", "reuse"]["value"] < -parts["fault_rows", "reuse"]["error"]
     assert parts["step_ns", "reuse"]["value"] < 0
     for figure in ("in_bytes", "out_bytes"):
         dead = parts[figure, "dead"]
         assert dead["value"] > dead["error"] > 0
         assert parts[figure, "packing"]["value"] > 0
+
+
+def test_a_row_that_makes_memory_usable_is_one_whether_the_page_is_dropped_or_comes_back_dead(
+    document,
+):
+    """Dropping dead pages turns their rows into first touches: the account of rows stays, that of time not."""
+    dead = {pair["allocator"]: parts_of(pair) for pair in document["pairs"]}
+    rows = [dead[name]["fault_rows", "reuse"] for name in ("caching", "caching:drop")]
+    assert abs(rows[0]["value"] - rows[1]["value"]) <= max(row["error"] for row in rows)
+    for parts in dead.values():
+        row = parts["fault_rows", "dead"]
+        assert (row["value"], row["error"], row["bound"]) == (0, 0, "exact")
+    assert dead["caching"]["step_ns", "dead"]["value"] > 0
+
+
+def test_the_account_of_a_step_is_that_of_its_ledger(opened):
+    """Counted again from the ledgers of both runs, warm step by warm step."""
+    off, on = (opened[name][0].ledger.filter(pl.col("step") >= 1) for name in ("raw", "caching"))
+    found = decomposition(warm_steps(off, warmup=0), warm_steps(on, warmup=0))
+    parts = {(row["figure"], row["part"]): row["value"] for row in found.to_dicts()}
+
+    def more(*names):
+        sums = [sum(frame[name].sum() for name in names) for frame in (off, on)]
+        return round((sums[1] - sums[0]) / (N_STEPS - 1))
+
+    assert parts["fault_rows", "reuse"] == more("n_first_touch", "n_dead_rows")
+    assert parts["step_ns", "dead"] == more("dead_in_ns", "dead_out_ns")
+    assert parts["step_ns", "packing"] == more("neighbour_in_ns", "neighbour_out_ns")
+    assert parts["step_ns", "reuse"] == more("idle_ns", "new_only_ns")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +199,6 @@ def test_whole_dead_pages_are_what_dropping_takes_away(document):
     for pair in document["pairs"]:
         parts = parts_of(pair)
         if "drop" in pair["allocator"]:
-            assert parts["fault_rows", "dead"]["value"] == 0
             for figure in ("in_bytes", "out_bytes"):
                 dead = parts[figure, "dead"]
                 assert dead["value"] <= dead["systematic_error"]
@@ -181,6 +211,15 @@ def test_a_pair_without_cache_in_both_runs_has_no_part(folder, capsys):
     assert {row["value"] for row in pair["decomposition"]} == {0, None}
     assert [row["ratio"] for row in pair["ratios"]] == [1.0] * 5
     assert found["switches"] == []
+    text = answer(capsys, "--off", raw, "--on", raw).out
+    said = "raw-1.4-none against raw-1.4-none: raw-1.4-none makes about as many fault rows (1.000 times"
+    assert text.startswith(f"little, factor 1.4, {said}")
+    assert "caching" not in text.split("An account")[0]
+    # It is no run with all mechanisms at work, which one with a switch could be compared with.
+    runs = (raw, folder / "caching-drop-1.4-none", "--off", raw, "--on", raw)
+    both = json.loads(answer(capsys, *runs, "--json", "-q").out)
+    assert [pair["allocator"] for pair in both["pairs"]] == ["raw", "caching:drop"]
+    assert both["switches"] == []
 
 
 def test_the_parts_by_switches_add_up_to_the_same_difference(document):
@@ -218,7 +257,8 @@ def test_fault_rows_and_bytes_of_a_step_are_those_of_the_trace(opened):
 
 
 def test_the_times_of_a_step_add_up_to_it(opened):
-    parts = ("idle", "first_touch_only", "dead_only", "neighbour_only", "data_only", "rest")
+    copies = (f"{what}_{way}" for what in ("dead", "neighbour") for way in ("in", "out"))
+    parts = ("idle", "new_only", "data_only", "rest", *copies)
     for run, _ in opened.values():
         for row in run.ledger.to_dicts():
             assert sum(row[f"{part}_ns"] for part in parts) == row["wall_ns"]
@@ -232,7 +272,14 @@ def test_service_without_any_copy_taken_out_is_that_of_the_batches(opened):
         assert moves.is_empty()
         for step, start, end in steps_of(run):
             row = run.ledger.row(step, named=True)
-            parts = ("first_touch_only", "dead_only", "neighbour_only", "data_only")
+            parts = (
+                "new_only",
+                "data_only",
+                "dead_in",
+                "dead_out",
+                "neighbour_in",
+                "neighbour_out",
+            )
             inside = batches.filter(pl.col("start_ns").is_between(start, end, closed="left"))
             assert sum(row[f"{part}_ns"] for part in parts) == inside["service_ns"].sum()
 
@@ -322,14 +369,98 @@ def test_the_first_line_says_what_changes_and_by_which_mechanism(document):
     text = text_of(document)
     first = text.splitlines()[0]
     assert first.startswith("little, factor 1.4: the caching allocator makes ")
-    assert "fewer fault rows (reuse -" in first
-    assert "more traffic (dead traffic +" in first
-    assert "times as fast" in first
+    assert "about as many fault rows (0." in first
+    assert " more traffic (1." in first
+    assert "; dead traffic +" in first
     assert "(7 more pairs with switches set: -v)" in text
     assert "caching:drop" not in text
     assert "caching:drop" in text_of(document, verbose=True)
     assert text.rstrip().endswith("Every figure is the model's.")
     assert text_of(document, markdown=True).startswith("- little, factor 1.4: ")
+
+
+def said_of(document, *, ratio, low, high):
+    """Give the first sentence with one ratio of all figures."""
+    (pair,) = (pair for pair in document["pairs"] if pair["allocator"] == "caching")
+    own = {"off": 100.0, "on": 100 * ratio, "ratio": ratio, "ratio_low": low, "ratio_high": high}
+    pair = {
+        **pair,
+        "ratios": [{**row, **own} for row in pair["ratios"]],
+        "traffic": {**pair["traffic"], **own},
+    }
+    return text_of({**document, "pairs": [pair]}).splitlines()[0]
+
+
+def test_a_sentence_says_more_or_fewer_only_where_the_interval_does_not_hold_1(document):
+    said = said_of(document, ratio=1.016, low=0.93, high=1.138)
+    assert said.count("(1.016 times, 95 % interval 0.930 to 1.138; ") == 3
+    assert "about as many fault rows (" in said
+    assert "about as much traffic (" in said
+    assert "a step takes about the same time (" in said
+    assert "takes about the same time (" in said_of(document, ratio=3.0, low=0.9, high=None)
+    said = said_of(document, ratio=1.2, low=1.1, high=1.3)
+    assert "20.0 % more fault rows (1.200 times, 95 % interval 1.100 to 1.300; " in said
+    assert "20.0 % more traffic (" in said
+    assert "takes 1.20 times as long (" in said
+    said = said_of(document, ratio=0.8, low=None, high=None)
+    assert "20.0 % fewer fault rows (0.800 times, one warm step; " in said
+    assert "is 1.25 times as fast (0.800 times, one warm step; " in said
+
+
+def test_the_ratio_of_the_traffic_is_that_of_both_directions(document):
+    for pair in document["pairs"]:
+        rows = {row["figure"]: row for row in pair["ratios"]}
+        for side in ("off", "on"):
+            both = rows["in_bytes"][side] + rows["out_bytes"][side]
+            assert pair["traffic"][side] == pytest.approx(both)
+        assert (
+            pair["traffic"]["ratio_low"]
+            <= pair["traffic"]["ratio"]
+            <= pair["traffic"]["ratio_high"]
+        )
+
+
+def test_a_run_that_still_changes_says_so_with_its_numbers(folder, opened, document, capsys):
+    def trends(found):
+        return [note for pair in found["pairs"] for note in pair["notes"] if "settled" in note]
+
+    for name, (run, _) in opened.items():
+        folder_name = f"{name.replace(':', '-')}-1.4-none"
+        noted = any(note.startswith(f"{folder_name} has") for note in trends(document))
+        changes = []
+        for column in ("wall_ns", "n_fault_rows"):
+            _, first, last = run.ledger[column].to_list()
+            changes.append(abs(first - last) > last / 10)
+        assert noted == any(changes)
+    runs = [folder / f"{name}-1.4-none" for name in ("raw", "caching")]
+    found = json.loads(answer(capsys, *runs, "--json", "-q", "--warmup", "0").out)
+    (said,) = (
+        note for note in trends(found) if note.startswith("caching-1.4-none has not settled")
+    )
+    rows = opened["caching"][0].ledger["n_fault_rows"].to_list()
+    mean = round(sum(rows[1:]) / 2)
+    assert f"it makes {rows[0]} and the later ones {mean} fault rows (mean)" in said
+    assert said.endswith("Leave it out with --warmup 1.")
+    found = json.loads(answer(capsys, *runs, "--json", "-q", "--warmup", "2").out)
+    assert trends(found) == []
+
+
+def test_the_switches_say_what_they_are_worth(folder, document, capsys):
+    text = text_of(document)
+    sizes = [
+        json.loads((folder / f"{name}-1.4-none" / "model.json").read_text())["peak_managed_bytes"]
+        for name in ("caching-apart", "caching")
+    ]
+    assert sizes[0] > sizes[1]
+    assert f"({format_bytes(sizes[0])} instead of {format_bytes(sizes[1])})" in text
+    assert "carry no error of steps" in text
+    assert "Why these differ from the account above:" in text
+    runs = [folder / f"{name}-1.4-none" for name in ("raw", "caching", "caching-drop")]
+    text = answer(capsys, *runs).out
+    assert "These do not add up" in text
+    assert "carry no error of steps" in text
+    assert "of managed memory" not in text
+    assert "instead of" not in text.split("These do not add up")[1]
 
 
 def test_csv_and_parquet_have_a_row_for_each_pair_and_figure(folder, document, tmp_path, capsys):
@@ -354,11 +485,12 @@ def test_a_trace_without_model_file_is_told_apart_by_the_options(folder, tmp_pat
     alone = json.loads(answer(capsys, "--off", off, "--on", on, "--json", "-q").out)["pairs"][0]
     assert parts_of(alone)["in_bytes", "dead"]["value"] is None
     assert parts_of(alone)["fault_rows", "reuse"]["error"] is None
+    assert parts_of(alone)["fault_rows", "reuse"]["value"] is None
     assert "no memory snapshot" in alone["notes"][0]
     shutil.copy(folder / "caching-1.4-none" / "snapshot.pickle", tmp_path / "with.pickle")
     whole = json.loads(answer(capsys, on, "--off", off, "--json", "-q").out)["pairs"][0]
     assert parts_of(whole)["in_bytes", "dead"]["value"] > 0
-    assert whole["notes"] == []
+    assert not [note for note in whole["notes"] if "has not settled" not in note]
     ratios = {
         name: [row["ratio"] for row in pair["ratios"]]
         for name, pair in (("a", alone), ("b", whole))
@@ -397,6 +529,35 @@ def test_what_cannot_be_compared_is_one_clear_message(folder, tmp_path, capsys):
     shutil.copytree(caching, broken)
     (broken / "snapshot.pickle").unlink()
     assert "lost has lost its snapshot.pickle" in answer(capsys, broken, raw, status=2).err
+    (broken / "model.json").write_text('{"kind": ')
+    assert "model.json of lost cannot be read" in answer(capsys, broken, raw, status=2).err
+    (tmp_path / "empty").mkdir()
+    assert "empty is a folder without" in answer(capsys, tmp_path / "empty", status=2).err
+
+
+def test_sides_and_machines_that_cannot_be_compared_are_refused(folder, tmp_path, capsys):
+    raw, caching = folder / "raw-1.4-none", folder / "caching-1.4-none"
+    said = answer(capsys, "--off", caching, "--on", raw, status=2)
+    assert "caching-1.4-none is named as a run without the caching allocator (--off)" in said.err
+    # The snapshot of a run without the caching allocator says so, without any model.json.
+    for name in ("raw", "caching"):
+        (tmp_path / name).mkdir()
+        shutil.copy(trace_of(folder, name), tmp_path / name)
+        shutil.copy(folder / f"{name}-1.4-none" / "snapshot.pickle", tmp_path / name)
+    both = json.loads(answer(capsys, tmp_path / "raw", tmp_path / "caching", "--json", "-q").out)
+    (pair,) = both["pairs"]
+    assert (pair["off"], pair["on"]) == (["raw-1.4-none.sqlite"], ["caching-1.4-none.sqlite"])
+    said = answer(capsys, "--off", tmp_path / "caching", "--on", caching, status=2)
+    assert "says itself that its allocator is 'caching'" in said.err
+    other = tmp_path / "larger"
+    shutil.copytree(raw, other)
+    about = json.loads((other / "model.json").read_text())
+    about["capacity_bytes"] *= 2
+    (other / "model.json").write_text(json.dumps(about))
+    for chosen in ((other, caching), ("--off", other, "--on", caching)):
+        said = answer(capsys, *chosen, status=2).err
+        assert "must have the same factor and GPU memory" in said
+        assert "caching-1.4-none: factor 1.4, " in said
 
 
 def test_notes_are_told_and_one_warm_step_has_no_interval(folder, document, capsys):

@@ -255,6 +255,19 @@ def test_a_discarded_block_that_was_evicted_does_not_come_back():
     assert ran.rows("refaults") == []
 
 
+def test_a_block_that_was_discarded_whole_is_as_new_to_the_driver_as_one_allocated_again():
+    def dearer(*between):
+        work = (kernel("a"), Synchronize())
+        ran = modelled(A, *work, *between, *work, prefetch=False)
+        times = [row["end_ns"] - row["fetched_ns"] for row in ran.rows("batches")]
+        assert len(times) in {64 + 64, 64 + 32}  # 8 of 512 pages each, then of those that are new
+        return [(i, time - min(times)) for i, time in enumerate(times) if time != min(times)]
+
+    first = int(Settings().host_profile.first_block_ns)
+    assert dearer(Discard("a")) == dearer(Free("a"), A) == [(0, first), (64, first)]
+    assert dearer(Discard("a", MIB, MIB)) == [(0, first)]
+
+
 def test_advice_outlives_a_discard():
     ran = modelled(
         *(A, Advise("a", "preferred_location", -1), kernel("a"), Discard("a"), kernel("a")),
@@ -291,6 +304,14 @@ def test_pages_at_the_cpu_are_dropped_when_the_stream_comes_to_the_mark():
     )
     assert copied(ran, to_gpu=True) == 0
     assert ran.resident(-1) == set(range(*ran.place("b")))
+
+
+def test_a_mark_is_of_the_time_at_which_the_stream_comes_to_it():
+    """Launched long before: the second kernel runs until then."""
+    ran = modelled(A, B, kernel("a"), kernel("b"), MarkDead("a"), Synchronize(), **ONE_CHUNK)
+    (dropped,) = (row for row in ran.rows("changes") if row["reason"] == st.DROPPED)
+    (_, first), (_, second) = ran.happened.work
+    assert first.end_ns < second.end_ns == dropped["time_ns"]
 
 
 def test_a_mark_does_not_overtake_the_kernels_before_it():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from nsan import schema
 from nsan.analysis.pca.clock import Clock, Moments, clock_fits, clock_of
+from nsan.analysis.pca.clock_lines import FARTHEST_DRIFT, Line, fitted
 from nsan.analysis.pca.tables import CLOCK_FITS
 from nsan.errors import NotAlignedError
 from nsan.model import machine
@@ -250,6 +252,38 @@ def test_two_moments_at_their_times_are_believed_without_a_drift():
     assert abs(clock.offset_ns - 10**6) <= 10**9 + 1000
 
 
+@pytest.mark.parametrize("ppm", [220, -480])
+def test_a_clock_that_is_being_slewed_is_followed(ppm):
+    run = Random(random.Random(11), planted=Planted(drift_ppb=ppm * 1000), span_ns=10**9)
+    clock, _ = used(moments(run.allocations(), run.events(), session_start_utc_ns=0))
+    assert errors_ns(clock, run.planted, run.times).max() < 60
+    assert clock.drift == pytest.approx(-ppm * 1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("ppm", [700, -600])
+def test_a_drift_that_no_clock_has_is_refused_and_named(ppm):
+    run = Random(random.Random(11), planted=Planted(drift_ppb=ppm * 1000), span_ns=10**9)
+    why = reason_of(moments(run.allocations(), run.events(), session_start_utc_ns=0))
+    assert abs(int(re.search(r"drift apart by (\d+) ppm", why)[1]) - abs(ppm)) <= 1
+    assert "more than 500 ppm" in why
+
+
+def test_clock_marks_that_drift_as_no_clock_does_are_refused_too():
+    planted = Planted(drift_ppb=800_000)
+    times = [10**9 + 10**7 * i for i in range(9)]
+    events = [(planted.us(t + 50_000), "alloc", 4096, 512) for t in times]
+    assert "its clock marks fit" in reason_of(moments(events=events, marks=marks(planted, times)))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_fit_looks_for_drifts_of_up_to_twice_what_is_believed(sign):
+    wall = np.arange(100, dtype=np.int64) * 10**7
+    near = fitted(wall, wall + sign * wall * 9 // 10_000, Line(0, 0.0))
+    far = fitted(wall, wall + sign * wall * 50 // 10_000, Line(0, 0.0))
+    assert near.drift == pytest.approx(sign * 900e-6, abs=1e-6)
+    assert far.drift == sign * FARTHEST_DRIFT == sign * 1000e-6
+
+
 def test_two_moments_that_are_a_second_apart_on_one_side_only_are_refused():
     rows = [(10**6, None, 7, 1 << 30, 2 * MIB), (2 * 10**9, None, 7, 2 << 30, 2 * MIB)]
     events = [(0, "segment_alloc", 1 << 30, 2 * MIB), (10**6, "segment_alloc", 2 << 30, 2 * MIB)]
@@ -474,7 +508,11 @@ def test_a_snapshot_without_times_cannot_be_aligned():
     events = run.allocator_events.with_columns(time_us=pl.lit(None, pl.Int64))
     found = replace(run, allocator_events=events)
     assert clock_fits(found).equals(CLOCK_FITS.empty().collect())
-    assert "no times" in reason_of(found)
+    assert reason_of(found) == NotAlignedError.NO_TIMES
+    with pytest.raises(
+        NotAlignedError, match=r"^Not aligned: .* no times .*PyTorch 2\.2 or later\.$"
+    ):
+        clock_of(clock_fits(found))
 
 
 def test_a_clock_maps_whole_columns_exactly():

@@ -12,10 +12,13 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from nsan.analysis.catalog import find
+from nsan.analysis.pca.costs import CostInput, step_costs
+from nsan.analysis.pca.decomposition import decomposition
 from nsan.analysis.pca.effect import PCA_EFFECT, pca_effect
-from nsan.analysis.pca.first_touch import first_touches, ledger_input
+from nsan.analysis.pca.first_touch import first_touches, ledger_input, silent_batches
 from nsan.analysis.pca.join import JoinInput, join
-from nsan.analysis.pca.ledger import LEDGER_READS, step_ledger
+from nsan.analysis.pca.ledger import LEDGER_READS, OF_HISTORY, step_ledger
+from nsan.analysis.pca.ratios import ratios, warm_steps
 from nsan.analysis.pca.sharing import (
     va_block_sharing,
     with_neighbours,
@@ -383,6 +386,15 @@ def test_bytes_in_another_vablock_do_not_count():
     assert there(tensors, 9, va=A + BLOCK) == [(2, 2)]
 
 
+def test_bytes_given_away_before_their_free_are_held_by_the_new_tensor_alone():
+    """A history that lost a free: what was given to another tensor is no longer the first one's."""
+    tensors = lives(
+        {"tensor_id": 1, "alloc_sequence": 0},
+        {"tensor_id": 2, "alloc_sequence": 4, "reused_bytes": 4 * KIB},
+    )
+    assert there(tensors, 3, 5) == [(1, 1), (1, 1)]
+
+
 def test_a_block_that_was_held_before_the_history_is_there_from_its_begin():
     assert there(lives({"tensor_id": 1}), 0, 5) == [(1, 1), (1, 1)]
 
@@ -669,6 +681,260 @@ def test_traffic_adds_up_to_the_moves_and_faults(analysis, number):
     processors = Counter(rows["processor"].to_list())
     assert found["n_fault_rows"].sum() == processors["gpu"]
     assert found["n_cpu_faults"].sum() == processors["cpu"]
+
+
+def test_what_one_gpu_moves_of_a_tensor_of_another_is_no_memory_of_no_tensor():
+    moved = moves(
+        faulted(1, bytes=100, device_id=1),
+        faulted(None, bytes=7, device_id=1, state="outside", segment_va=None),
+    )
+    for analysis in (line_traffic, annotation_traffic):
+        found = of_tables(analysis, moved, faults())
+        rows = found.select("device_id", "n_tensors", "block_bytes", "in_bytes").rows()
+        assert rows == [(0, 1, 400, 100), (1, 0, None, 7)]
+
+
+def test_tensors_that_were_left_out_of_the_lives_are_not_memory_of_no_tensor():
+    moved = moves(faulted(9, bytes=100), faulted(None, bytes=7, state="outside", segment_va=None))
+    found = of_tables(line_traffic, moved, faults())
+    rows = found.select("part", "n_tensors", "block_bytes", "refetch_ratio", "in_bytes").rows()
+    assert rows == [("unattributed", 1, None, None, 100), (None, 0, None, None, 7)]
+
+
+# What the history does not tell. ------------------------------------------------------------------
+
+UNKNOWN = {
+    "state": "unknown",
+    "tensor_id": None,
+    "segment_va": None,
+    "position": None,
+    "is_stale": None,
+    "is_dead": None,
+}
+
+
+def untold(tables, where, names=JOIN[:2]):
+    """Let the history not tell of some of the moves and fault rows."""
+    found = dict(tables)
+    for name in names:
+        table = tables[name].collect()
+        known = {key: value for key, value in UNKNOWN.items() if key in table.columns}
+        found[name] = table.with_columns(
+            pl.when(where)
+            .then(pl.lit(value, table.schema[key]))
+            .otherwise(key)
+            .cast(table.schema[key])
+            .alias(key)
+            for key, value in known.items()
+        ).lazy()
+    return found
+
+
+CACHED = pl.col("state") == "cached"
+STARTS = pl.col("start_ns")
+
+
+def test_bytes_of_unknown_state_are_neither_dead_nor_live_and_stay_in_the_sums():
+    tables = untold(small_run(), CACHED)
+    found = effect(tables).row(0, named=True)
+    expected = {
+        "in_bytes": 20 * KIB,
+        "out_bytes": 8 * KIB,
+        "unknown_bytes": 4 * KIB,
+        "dead_in_bytes": 0,
+        "outside_bytes": 0,
+        "dead_fraction": 0.0,
+        # The batch that brought them may be dead or not.
+        "n_dead_rows": None,
+        "n_first_touch": 2,
+    }
+    assert {name: found[name] for name in expected} == expected
+    states = state_traffic(tables["tensor_moves"]).collect()
+    assert states["bytes"].sum() == 28 * KIB
+    assert states.filter(state="unknown").select("is_dead", "bytes").rows() == [(None, 4 * KIB)]
+    for analysis in (tensor_traffic, line_traffic, annotation_traffic):
+        rows = analysis(*(tables[name] for name in JOIN)).collect()
+        assert rows["in_bytes"].sum() + rows["out_bytes"].sum() == 28 * KIB
+        nobody = rows.filter(pl.col("block_bytes").is_null())
+        assert nobody.select("n_fault_rows", "in_bytes", "dead_in_bytes").rows() == [
+            (1, 4 * KIB, 0)
+        ]
+        assert "n_tensors" not in rows.columns or nobody["n_tensors"].to_list() == [0]
+    blocks = va_block_sharing(*(tables[name] for name in JOIN)).collect()
+    assert blocks["in_bytes"].sum() == 20 * KIB
+
+
+def test_a_share_of_dead_bytes_is_of_those_whose_state_is_known():
+    tables = untold(small_run(), STARTS == 2500)
+    # 4 KiB of 28 were dead, of 24 now.
+    assert effect(tables)["dead_fraction"].to_list() == [1 / 6]
+    assert effect(tables)["n_dead_rows"].to_list() == [1]
+
+
+def test_a_batch_of_known_live_and_unknown_bytes_is_not_dead():
+    tables = untold(small_run(), STARTS == 1355)
+    assert effect(tables)["n_dead_rows"].to_list() == [1]
+
+
+def test_bytes_placed_by_overlapping_work_or_by_time_alone_are_counted():
+    out = {"direction": "dtoh"}
+    given = moves(
+        {"bytes": 3},
+        {"bytes": 8, "order": "overlap"},
+        {"bytes": 16, "order": "overlap", **out, "cause": "eviction"},
+        {"bytes": 32, "order": "overlap", **UNKNOWN},
+        {"bytes": 1, "order": "host"},
+        {"bytes": 2, "order": "host", **out, "cause": "eviction"},
+        {"bytes": 4, "order": "host", **out, "cause": "user"},
+        # Asked for by faults of the CPU: in the order of the host by right.
+        {"bytes": 64, "order": "host", **out, "cause": "coherence"},
+        {"bytes": 128, "order": "host", **out, "cause": "prefetch"},
+        {"bytes": 256, "order": "host", **UNKNOWN},
+        {"bytes": 512, "order": None, **UNKNOWN},
+    )
+    found = effect(tables_of(tensor_moves=given))
+    names = ["overlap_bytes", "host_order_bytes", "unknown_bytes"]
+    assert found.select(names).rows() == [(24, 7, 800)]
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        ("tensor_moves", STARTS == 1320),
+        ("tensor_moves", STARTS == 1355),
+        ("tensor_faults", STARTS == 1300),
+    ],
+)
+def test_a_step_that_the_history_does_not_tell_wholly_has_no_figure_of_it(which):
+    name, where = which
+    found = ledger(untold(small_run(), where, [name]))
+    unknown, whole = found.row(0, named=True), found.row(1, named=True)
+    expected = STEP_0 | dict.fromkeys(OF_HISTORY)
+    assert {key: unknown[key] for key in expected} == expected
+    assert {key: whole[key] for key in STEP_1} == STEP_1
+
+
+def test_a_fault_of_the_cpu_that_the_history_does_not_tell_is_of_any_gpu():
+    tables = small_run()
+    more = faults({"start_ns": 2900, "processor": "cpu", "device_id": None, "batch_id": None})
+    tables["tensor_faults"] = pl.concat([tables["tensor_faults"].collect(), more]).lazy()
+    assert ledger(tables)["dead_in_bytes"].to_list() == [0, 4 * KIB]
+    found = ledger(untold(tables, STARTS == 2900, ["tensor_faults"]))
+    assert found["dead_in_bytes"].to_list() == [0, None]
+    elsewhere = pl.lit(7, pl.UInt32).alias("pid")
+    tables["tensor_faults"] = tables["tensor_faults"].with_columns(
+        pl.when(STARTS == 2900).then(elsewhere).otherwise("pid")
+    )
+    found = ledger(untold(tables, STARTS == 2900, ["tensor_faults"]))
+    assert found["dead_in_bytes"].to_list() == [0, 4 * KIB]
+
+
+def test_a_first_touch_on_memory_of_unknown_state_is_one_but_nothing_says_that_it_is_shared():
+    found = effect(untold(small_run(), STARTS == 1100))
+    assert found.select("n_first_touch", "first_touch_ns").rows() == [(2, 110)]
+    names = ["n_shared_first_touch", "n_first_touch_avoided", "n_first_touch_avoided_error"]
+    assert found.select(names).rows() == [(None,) * 3]
+
+
+def without_pid(tables, *names):
+    nobody = pl.lit(None, pl.UInt32).alias("pid")
+    return tables | {name: tables[name].with_columns(nobody) for name in names}
+
+
+def test_where_copies_do_not_say_their_process_no_silent_batch_is_a_first_touch():
+    """Every fault row looks as if it had copied nothing: 4 first touches where 2 are right."""
+    tables = without_pid(untold(small_run(), STARTS >= 0), "migrations", "tensor_moves")
+    names = ["n_first_touch", "first_touch_ns", "n_shared_first_touch", "n_dead_rows"]
+    found = effect(tables)
+    assert found.select("pid", "in_bytes", *names).rows() == [
+        (None, 20 * KIB, *(None,) * 4),
+        (1, 0, *(None,) * 4),
+    ]
+    steps = ledger(tables)
+    # What was moved in the step may be of its process.
+    assert steps.select("in_bytes", "out_bytes", *names).rows() == [(None,) * 6] * 2
+    assert steps["n_fault_rows"].to_list() == [2, 1]
+
+
+def test_where_no_row_says_its_process_all_belong_together():
+    tables = small_run()
+    nowhere = without_pid(
+        tables, *(name for name in tables if "pid" in tables[name].collect_schema())
+    )
+    assert_frame_equal(effect(nowhere).drop("pid"), effect(tables).drop("pid"))
+    assert_frame_equal(ledger(nowhere).drop("pid"), ledger(tables).drop("pid"))
+
+
+def test_fault_rows_that_do_not_say_their_process_are_of_no_step():
+    assert ledger(without_pid(small_run(), "gpu_faults"))["n_fault_rows"].to_list() == [None] * 2
+
+
+def test_a_copy_without_an_address_leaves_first_touches_unknown():
+    nowhere = pl.when(STARTS == 1350).then(None).otherwise("va").alias("va")
+    tables = small_run()
+    tables["migrations"] = tables["migrations"].with_columns(nowhere)
+    assert effect(tables)["n_first_touch"].to_list() == [None]
+
+
+def n_tensors_of_steps(*limits, **tables):
+    found = ledger(small_run() | {"nvtx_ranges": ranges(*limits).lazy(), **tables})
+    return found["n_tensors"].to_list(), found["dead_in_bytes"].to_list()
+
+
+def test_steps_outside_of_all_that_a_snapshot_tells_have_unknown_tensors():
+    """Tensors are known from 50 to 2000; nothing moves in the first and the last step."""
+    steps = ((0, 50), (1000, 2500), (3000, 4000))
+    assert n_tensors_of_steps(*steps) == ([None, 3, None], [0, 4 * KIB, 0])
+    # Without a snapshot the trace has all that was allocated.
+    none = CLOCK_FITS.empty()
+    assert n_tensors_of_steps(*steps, clock_fits=none)[0] == [0, 3, 0]
+
+
+def test_the_end_of_a_tensor_is_known_to_the_history_too():
+    freed = small_run()["tensor_lives"].with_columns(free_ns=pl.lit(3000, pl.Int64))
+    assert n_tensors_of_steps((3000, 4000), tensor_lives=freed)[0] == [0]
+
+
+def test_a_process_of_which_the_snapshot_knows_no_tensor_has_unknown_tensors():
+    elsewhere = small_run()["tensor_lives"].with_columns(pid=pl.lit(7, pl.UInt32))
+    assert n_tensors_of_steps((1000, 2000), tensor_lives=elsewhere)[0] == [None]
+    other_gpu = small_run()["tensor_lives"].with_columns(device_id=pl.lit(7, pl.Int64))
+    found = ledger(small_run() | {"tensor_lives": other_gpu})
+    assert found.filter(device_id=0)["n_tensors"].to_list() == [0, 0]
+
+
+def test_what_a_step_cost_is_unknown_where_the_history_does_not_tell_it():
+    tables = untold(small_run(), STARTS == 1320)
+    steps = ledger(tables)
+    names = (*JOIN, "allocations", "gpu_faults", "migrations")
+    found = ledger_input(*(tables[name] for name in names))
+    nothing = pl.LazyFrame(
+        schema={name: steps.schema[name] for name in ("pid", "device_id", "start_ns", "end_ns")}
+    )
+    costs = step_costs(steps, CostInput(found, nothing, tables["api_calls"]))
+    known = {"pid", "device_id", "step", "idle_ns", "other_idle_ns"}
+    first, second = costs.rows(named=True)
+    assert {name for name, value in first.items() if value is not None} == known
+    assert second["rest_ns"] is not None
+    both = pl.concat([steps, costs.drop("pid", "device_id", "step")], how="horizontal")
+    off, on = warm_steps(ledger_of_zeros(both), warmup=0), warm_steps(both, warmup=0)
+    parts = decomposition(off, on)
+    dead = parts.filter(figure="in_bytes")
+    assert dict(dead.select("part", "value").rows()) == {
+        "difference": 10 * KIB,
+        "reuse": 0,
+        "dead": None,
+        "packing": None,
+        "remainder": 10 * KIB,
+    }
+    assert ratios(off, on).filter(figure="in_bytes")["on"].to_list() == [10 * KIB]
+
+
+def ledger_of_zeros(frame):
+    times = {"pid", "device_id", "step", "start_ns", "end_ns", "wall_ns"}
+    return frame.with_columns(
+        pl.lit(0, dtype).alias(name) for name, dtype in frame.schema.items() if name not in times
+    )
 
 
 # The ledger. --------------------------------------------------------------------------------------
@@ -1076,6 +1342,71 @@ def test_a_silent_batch_on_a_page_that_moved_for_its_tensor_is_none():
 
 def test_a_silent_batch_on_memory_that_no_tensor_holds_is_none():
     assert held(allocated=4, state="cached") == []
+
+
+def silent(fault, came=None, alloc_ns=None, allocated=((0, None, A),)):
+    """Say of the silent batch at 500, on a page that came before, whether it is a first touch."""
+    spans = [{"alloc_ns": a, "free_ns": b, "va": va} for a, b, va in allocated]
+    tables = tables_of(
+        gpu_faults=fault_rows(FIRST, AGAIN),
+        migrations=CAME,
+        allocations=frame(ALLOCATIONS, spans, pid=1, device_id=0, bytes=BLOCK, kind="managed"),
+        tensor_moves=parts_of(CAME, came or {"tensor_id": 1, "position": 3}),
+        tensor_faults=faults(
+            {"batch_id": 0, "tensor_id": 1, "position": 3},
+            {"batch_id": 1, "position": 6, **fault},
+        ),
+        tensor_lives=lives({"tensor_id": 2, "alloc_sequence": 4, "alloc_ns": alloc_ns}),
+    )
+    names = (*JOIN, "allocations", "gpu_faults", "migrations")
+    return silent_batches(ledger_input(*(tables[name] for name in names)))["is_first"].to_list()
+
+
+NOWHERE = {key: UNKNOWN[key] for key in ("state", "tensor_id", "segment_va", "position")}
+
+
+def test_nothing_says_of_a_silent_batch_on_memory_of_unknown_state_whether_it_is_a_first_touch():
+    assert silent({"tensor_id": None, "state": "cached"}) == [False]
+    assert silent(NOWHERE) == [None]
+    # That the allocation is younger than the last move says it all the same.
+    assert silent(NOWHERE, allocated=((0, 300, A), (400, None, A))) == [True]
+
+
+def test_an_unknown_move_is_older_than_a_tensor_only_if_it_began_before_its_allocation():
+    holder = {"tensor_id": 2}
+    assert silent(holder, alloc_ns=300) == [True]
+    assert silent(holder, UNKNOWN, alloc_ns=300) == [True]
+    assert silent(holder, UNKNOWN, alloc_ns=110) == [None]
+    assert silent(holder, UNKNOWN) == [None]
+
+
+def test_without_allocations_nothing_says_since_when_memory_outside_of_segments_is_new():
+    outside = {"tensor_id": None, "segment_va": None, "state": "outside"}
+    assert silent(outside) == [False]
+    assert silent(outside, allocated=()) == [None]
+    # The process has allocations, and none at that address: it was made before the capture.
+    assert silent(outside, allocated=((0, None, A + BLOCK),)) == [False]
+    assert silent({"tensor_id": 1}, allocated=()) == [False]
+
+
+def test_where_a_silent_batch_cannot_be_told_the_number_of_first_touches_is_unknown():
+    tables = untold(small_run(), STARTS == 2500)
+    again = fault_rows((2700, 2760, A + BLOCK))
+    tables["gpu_faults"] = pl.concat([tables["gpu_faults"].collect(), again]).lazy()
+    row = {"start_ns": 2700, "va": A + BLOCK, "batch_id": 4, **NOWHERE}
+    tables["tensor_faults"] = pl.concat([tables["tensor_faults"].collect(), faults(row)]).lazy()
+    names = ["n_first_touch", "first_touch_ns"]
+    assert ledger(tables).select(names).rows() == [(1, 60), (None, None)]
+    assert effect(tables).select(names).rows() == [(None, None)]
+
+
+def test_first_touches_count_batches_where_a_batch_has_several_rows():
+    """Two batches of 40 rows each, as a driver writes that reports every page."""
+    pages = [
+        (100 + at, 150 + at, A + n * 4 * KIB + at * 100) for at in (0, 4096) for n in range(40)
+    ]
+    found = effect(tables_of(gpu_faults=fault_rows(*pages)))
+    assert found.select("n_fault_rows", "n_first_touch").rows() == [(80, 2)]
 
 
 # The effect. --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from nsan.analysis.driver.batches import batches
 from nsan.analysis.pca.history import History
 from nsan.analysis.pca.holders import holders
 from nsan.analysis.pca.join import JoinInput, join
+from nsan.analysis.pca.overlaps import side_by_side
 from nsan.analysis.pca.stream_order import newest_open
 from nsan.analysis.pca.tables import JOINED_TABLES
 from nsan.errors import NotAlignedError
@@ -209,10 +210,10 @@ def assert_true(it):
 
 
 @functools.cache
-def training(allocator, factor, hint):
-    """Train AlexNet on two tiny images, twice."""
+def training(allocator, factor, hint, steps=2):
+    """Train AlexNet on two tiny images, twice or as often as is said."""
     tensors = network("alexnet").build(
-        steps=2, batch=2, sequence=None, image=64, varying=False, seed=1
+        steps=steps, batch=2, sequence=None, image=64, varying=False, seed=1
     )
     return modelled(tensors, allocator, factor, () if hint == "none" else (Hint(hint),))
 
@@ -737,6 +738,10 @@ def test_other_processes_and_rows_without_an_address_stay():
         copy(121, va=None),
         copy(122, start_ns=None),
         copy(123),
+        copy(124, n_bytes=0),
+        copy(125, n_bytes=1 << 62),
+        copy(126, va=(1 << 64) - 4096),
+        copy(127, pid=None),
     ]
     tables = join_by_hand(
         one_after_the_other(),
@@ -747,10 +752,15 @@ def test_other_processes_and_rows_without_an_address_stay():
     found = tables["tensor_moves"].select("migration", "bytes", "state", "tensor_id", "is_dead")
     assert found.rows() == [
         (0, 8 * KIB, "outside", None, False),
-        (1, 4 * KIB, None, None, None),
-        (2, 4 * KIB, None, None, None),
+        (1, 4 * KIB, "unknown", None, None),
+        (2, 4 * KIB, "unknown", None, None),
         (3, 4 * KIB, "live", 0, None),
+        (4, 0, "unknown", None, None),
+        (5, 1 << 62, "unknown", None, None),
+        (6, 4 * KIB, "unknown", None, None),
+        (7, 4 * KIB, "unknown", None, None),
     ]
+    assert tables["tensor_moves"]["position"].to_list() == [None, None, None, 2, *[None] * 4]
 
 
 def test_with_two_processes_nothing_says_which_one_wrote_the_snapshot():
@@ -785,6 +795,249 @@ def test_ranges_of_the_snapshot_count_before_those_of_the_trace():
         found = join(JoinInput(trace, snapshot | {"annotations": own}, 0))
         names.append(found["tensor_lives"]["annotation"].to_list())
     assert names == [["step", "inner", "step"], ["outer"] * 3]
+
+
+# What a history covers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_nothing_of_a_whole_history_is_unknown(steps):
+    tables = assert_true(training("caching", 1.5, "none", steps))
+    for name in ("tensor_moves", "tensor_faults"):
+        assert tables[name].height > 0
+        assert "unknown" not in tables[name]["state"].cast(pl.String).to_list()
+        assert set(tables[name]["order"].cast(pl.String)) == {"stream"}
+
+
+def test_a_snapshot_taken_before_the_program_ended_says_nothing_of_what_came_after():
+    whole, short = (training("caching", 1.5, "none", steps) for steps in (4, 2))
+    n_entries = len(short.made.history.entries)
+    tables = join(JoinInput(whole.trace, short.snapshot, 0))
+    expected = joined(whole)
+    for name, key in (
+        ("tensor_moves", ["migration", "va"]),
+        ("tensor_faults", ["end_ns", "va"]),
+    ):
+        known = expected[name].filter(pl.col("position") < n_entries)
+        assert 0 < known.height < expected[name].height
+        assert tables[name].filter(pl.col("state") != "unknown").sort(key).equals(known.sort(key))
+        rest = tables[name].filter(state="unknown")
+        empty = ["position", "tensor_id", "segment_va"]
+        assert all(rest[column].null_count() == rest.height > 0 for column in empty)
+        assert set(rest["order"].cast(pl.String)) == {"stream"}
+    rest = tables["tensor_moves"].filter(state="unknown")
+    assert rest["is_stale"].null_count() == rest["is_dead"].null_count() == rest.height
+    assert tables["tensor_moves"]["bytes"].sum() == expected["tensor_moves"]["bytes"].sum()
+
+
+def without_first(host, n):
+    """Give a snapshot of a recording that began after some entries."""
+    snapshot = host.snapshot()
+    later = snapshot["allocator_events"].filter(pl.col("sequence") >= n)
+    later = later.with_columns(sequence=pl.col("sequence") - n)
+    return snapshot | {"allocator_events": later}
+
+
+def test_before_a_recording_that_began_late_nothing_is_known():
+    # The entries: segment, a, its free asked for and done, b, c.
+    host = Host().allocate(10, "a", MIB).free(30, "a").allocate(31, "b", MIB)
+    host.allocate(50, "c", 512 * KIB)
+    rows = works(launched(1, 20, 100, 200), launched(2, 40, 210, 300), launched(3, 60, 310, 400))
+    moves = [copy(120), copy(220), copy(320), copy(330, va=BASE + MIB)]
+    trace = trace_of(**rows, migrations=moves)
+    found = join(JoinInput(trace, without_first(host, 4), 0))
+    assert held(found, "tensor_moves") == [
+        ("unknown", None, "stream"),
+        ("live", 0, "stream"),
+        ("live", 0, "stream"),
+        ("live", 1, "stream"),
+    ]
+    assert found["tensor_moves"]["position"].to_list() == [None, 1, 2, 2]
+
+
+def test_bytes_that_left_when_nothing_is_known_have_no_age():
+    host = Host().allocate(10, "a", MIB).allocate(31, "b", MIB).free(32, "b")
+    host.allocate(50, "c", MIB)
+    rows = works(launched(1, 20, 100, 200), launched(2, 40, 210, 300), launched(3, 60, 310, 400))
+    moves = [
+        copy(120, "dtoh", "eviction", va=BASE + MIB, n_bytes=MIB),
+        copy(320, va=BASE + MIB, n_bytes=MIB),
+    ]
+    trace = trace_of(**rows, migrations=moves)
+    ages = []
+    for snapshot in (host.snapshot(), without_first(host, 3)):
+        found = join(JoinInput(trace, snapshot, 0))["tensor_moves"]
+        ages.append(found["is_stale"].to_list())
+    assert ages == [[False, True], [None, None]]
+
+
+def many(n):
+    """Launch kernels one after the other; ids from 100 on."""
+    return [launched(100 + i, 50 + 8 * i, 1000 + 10 * i, 1009 + 10 * i) for i in range(n)]
+
+
+@pytest.mark.parametrize(("n", "n_known"), [(16, 16), (17, 0)])
+def test_much_work_after_the_last_entry_shows_that_entries_are_missing(n, n_known):
+    host = Host().allocate(10, "a", MIB)
+    moves = [copy(1002 + 10 * i, end_ns=(1004 + 10 * i) * US) for i in range(n)]
+    tables = join_by_hand(host, **works(*many(n)), migrations=moves)
+    states = [state for state, *_ in held(tables, "tensor_moves")]
+    assert states == ["live"] * n_known + ["unknown"] * (n - n_known)
+
+
+def test_as_much_work_as_between_two_entries_shows_nothing():
+    host = Host().allocate(10, "a", MIB).allocate(400, "b", MIB)
+    pairs = [*many(40), launched(1, 402, 2000, 2100)]
+    more = [launched(200 + i, 450 + 8 * i, 2200 + 10 * i, 2209 + 10 * i) for i in range(40)]
+    # 40 calls of 6 us in 8 us each: the last one is launched at 365 us.
+    for n, state in ((39, "live"), (40, "unknown")):
+        rows = works(*pairs, *more[:n])
+        tables = join_by_hand(host, **rows, migrations=[copy(2202 + 10 * (n - 1))])
+        assert held(tables, "tensor_moves") == [(state, 0 if n == 39 else None, "stream")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "state"),
+    [
+        ([managed(0, BASE, 10)], "live"),
+        ([managed(0, BASE, 10), managed(0, BASE + 64 * MIB, 45)], "unknown"),
+        ([managed(0, BASE, 10), managed(0, BASE + 64 * MIB, 45, pid=8)], "live"),
+        ([managed(0, BASE, 10), managed(0, BASE + 64 * MIB, 60)], "live"),
+        ([managed(0, BASE, 10, 45)], "unknown"),
+        # Memory that the allocator never had.
+        ([managed(0, BASE, 10), managed(0, BASE + 64 * MIB, 11, 45)], "live"),
+    ],
+    ids=["whole", "allocation", "of another process", "later", "release", "foreign release"],
+)
+def test_an_allocation_of_the_trace_that_the_history_lacks_ends_it(rows, state):
+    host = Host().allocate(10, "a", MIB)
+    tables = join_by_hand(
+        host,
+        **works(launched(1, 48, 100, 200)),
+        allocations=rows,
+        migrations=[copy(120)],
+    )
+    assert held(tables, "tensor_moves")[0][0] == state
+
+
+def test_a_gpu_without_a_history_is_not_covered_but_its_memory_may_be_of_another():
+    host = Host().allocate(10, "a", MIB)
+    snapshot = host.snapshot()
+    other = snapshot["segments"].with_columns(
+        device_id=pl.lit(1, pl.Int64), va=pl.col("va") + 64 * MIB
+    )
+    snapshot["segments"] = pl.concat([snapshot["segments"], other])
+    rows = works(launched(1, 20, 100, 200), launched(2, 20, 100, 200, device=1))
+    places = [(1, BASE), (1, BASE + 64 * MIB), (0, BASE), (0, BASE + 64 * MIB)]
+    moves = [copy(120 + i, va=va, device_id=gpu) for i, (gpu, va) in enumerate(places)]
+    found = join(JoinInput(trace_of(**rows, migrations=moves), snapshot, 0))
+    states = [state for state, *_ in held(found, "tensor_moves")]
+    assert states == ["live", "unknown", "live", "unknown"]
+
+
+@pytest.mark.parametrize("n_kept", [0, 1])
+def test_a_snapshot_of_the_state_alone_is_refused_with_the_way_to_record(n_kept):
+    snapshot = Host().allocate(10, "a", MIB).snapshot()
+    events = snapshot["allocator_events"].tail(n_kept)
+    trace = trace_of(migrations=[copy(120)], allocations=[managed(0, BASE, 10)])
+    with pytest.raises(NotAlignedError, match="_record_memory_history") as caught:
+        join(JoinInput(trace, snapshot | {"allocator_events": events}, 0))
+    assert "Not aligned: " in str(caught.value)
+    assert "not of the run" not in str(caught.value)
+
+
+# Work side by side ------------------------------------------------------------------------------
+
+
+def test_of_kernels_side_by_side_that_were_launched_for_other_tensors_the_order_says_so():
+    host = one_after_the_other().allocate(41, "c", 512 * KIB)
+    pairs = works(launched(1, 20, 100, 400), launched(2, 50, 200, 300, stream=8))
+    moves = [
+        copy(150),
+        copy(250),  # a when the first was launched, b at the second
+        copy(255, va=BASE + 4 * MIB),  # in no segment either way
+        copy(350),
+        copy(250, cause="user"),
+    ]
+    tables = join_by_hand(host, **pairs, migrations=moves, gpu_faults=[fault(250)])
+    assert sorted(held(tables, "tensor_moves")) == sorted(
+        [
+            ("live", 0, "stream"),
+            ("live", 1, "overlap"),
+            ("outside", None, "stream"),
+            ("live", 0, "stream"),
+            ("live", 1, "overlap"),
+        ]
+    )
+    assert held(tables) == [("live", 1, "overlap")]
+
+
+def test_side_by_side_counts_for_memory_of_another_gpu_too():
+    pairs = works(
+        launched(1, 20, 100, 400), launched(2, 60, 200, 300, stream=8), launched(3, 20, 50, 60, 1)
+    )
+    allocations = [managed(0, BASE + 64 * MIB, 5), managed(1, BASE, 6, 40), managed(1, BASE, 41)]
+    moves = [copy(250), copy(260, va=BASE + 64 * MIB)]
+    tables = join_by_hand(None, **pairs, allocations=allocations, migrations=moves)
+    assert held(tables, "tensor_moves") == [("live", 2, "overlap"), ("live", 0, "stream")]
+
+
+def test_kernels_side_by_side_that_were_launched_at_one_position_leave_no_doubt():
+    host = Host().allocate(10, "a", MIB).free(60, "a").allocate(61, "b", MIB)
+    pairs = works(launched(1, 20, 100, 400), launched(2, 40, 200, 300, stream=8))
+    tables = join_by_hand(host, **pairs, gpu_faults=[fault(250)])
+    assert held(tables) == [("live", 0, "stream")]
+
+
+def test_a_tensor_that_both_of_two_kernels_could_use_leaves_no_doubt():
+    host = Host().allocate(10, "a", MIB).allocate(31, "b", MIB)
+    pairs = works(launched(1, 20, 100, 400), launched(2, 40, 200, 300, stream=8))
+    faults = [fault(250), fault(260, va=BASE + MIB)]
+    tables = join_by_hand(host, **pairs, gpu_faults=faults)
+    assert held(tables) == [("live", 0, "stream"), ("live", 1, "overlap")]
+
+
+def test_bytes_that_left_while_either_of_two_kernels_ran_may_be_older_than_the_tensor_or_not():
+    # b is allocated between the two launches; then the bytes come back for it.
+    host = one_after_the_other()
+    pairs = works(
+        launched(1, 20, 100, 400),
+        launched(2, 40, 200, 300, stream=8),
+        launched(3, 50, 500, 600),
+    )
+    moves = [copy(250, "dtoh", "eviction"), copy(520)]
+    tables = join_by_hand(host, **pairs, migrations=moves)
+    found = tables["tensor_moves"].select("tensor_id", "order", "is_stale", "is_dead")
+    assert found.rows() == [(1, "overlap", False, False), (1, "stream", None, None)]
+
+
+def test_a_fault_that_ends_as_the_next_kernel_begins_is_of_the_one_before():
+    rows = works(launched(1, 20, 100, 200), launched(2, 40, 200, 300))
+    # It is from 195 to 200 us.
+    tables = join_by_hand(one_after_the_other(), **rows, gpu_faults=[fault(195)])
+    assert held(tables) == [("live", 0, "stream")]
+
+
+@pytest.mark.parametrize("seed", range(N))
+def test_launches_of_work_side_by_side_are_the_first_and_last_of_what_runs(seed):
+    rng = random.Random(seed)
+    spans = []
+    for group in range(2):
+        for _ in range(rng.randrange(15)):
+            start = rng.randrange(40)
+            launch = rng.choice([None, rng.randrange(9), rng.randrange(9)])
+            spans.append((group, start, start + rng.randrange(25), launch))
+    schema = dict.fromkeys(["group", "start_ns", "end_ns", "launch_ns"], pl.Int64)
+    steps = side_by_side(pl.DataFrame(spans, schema=schema, orient="row")).rows()
+    for group, at in itertools.product(range(2), range(70)):
+        running = [
+            launch
+            for g, start, end, launch in spans
+            if g == group and start <= at < end and launch is not None
+        ]
+        expected = (min(running), max(running)) if len(running) > 1 else (None, None)
+        known = [ends for g, start, *ends in steps if g == group and start <= at]
+        assert (tuple(known[-1]) if known else (None, None)) == expected
 
 
 # Random ------------------------------------------------------------------------------------------

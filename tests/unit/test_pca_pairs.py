@@ -1,4 +1,4 @@
-"""Two conditions compared: ratios with intervals, parts that add up, switches, and which runs are a pair."""
+"""Two conditions compared: ratios with intervals, parts that add up, and switches."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import math
 import os
 import random
 from fractions import Fraction
-from pathlib import Path
 
 import polars as pl
 import pytest
 
+from nsan.analysis.driver.batches import BATCHES
 from nsan.analysis.pca.costs import STEP_COSTS, CostInput, step_costs
 from nsan.analysis.pca.decomposition import FORMULAS, MECHANISMS, decomposition
-from nsan.analysis.pca.first_touch import ledger_input
+from nsan.analysis.pca.first_touch import LedgerInput, ledger_input
 from nsan.analysis.pca.ratios import COUNTED, FIGURES, ratios, warm_steps
 from nsan.analysis.pca.switches import at_work, causal_parts
 from nsan.analysis.pca.tables import JOINED_TABLES, STEP_LEDGER
-from nsan.errors import InputMissingError, UsageError
-from nsan.pca_found import Condition, Found, find_runs, left_out, named_run, pairs_of
 from nsan.schema import TABLES
+from nsan.uvm.constants import VA_BLOCK_BYTES
 
 N = 200 if os.environ.get("NSAN_SOAK") == "1" else 10
 
@@ -128,6 +127,85 @@ def test_a_gpu_is_idle_while_nothing_runs_and_nothing_is_copied():
     assert found.select(names).rows() == [(0, 70, 50, 30, 0), (1, 70, 60, None, None)]
 
 
+def served_costs(frame, *, batches=(), moves=(), lives=()):
+    """Split steps in which nothing else runs, of batches and copies as they are given."""
+    place = {"pid": 0, "device_id": 0}
+    of_move = {"state": "live", "bytes": 4096, "va": 0, "position": 0, "cause": "coherence"}
+    rows = {
+        "batches": [{"batch_id": i, "va": 0, **place, **row} for i, row in enumerate(batches)],
+        "moves": [{"migration": i, **place, **of_move, **row} for i, row in enumerate(moves)],
+        "lives": [{"tensor_id": i, **place, **row} for i, row in enumerate(lives)],
+    }
+    schemas = {
+        "moves": JOINED_TABLES["tensor_moves"].schema,
+        "faults": JOINED_TABLES["tensor_faults"].schema,
+        "lives": JOINED_TABLES["tensor_lives"].schema,
+        **{name: TABLES[name].schema for name in ("allocations", "gpu_faults", "migrations")},
+        "batches": BATCHES.schema,
+    }
+    found = LedgerInput(*(pl.DataFrame(rows.get(n, []), schema=c) for n, c in schemas.items()))
+    times = ("pid", "device_id", "start_ns", "end_ns")
+    nothing = pl.LazyFrame(schema={name: frame.schema[name] for name in times})
+    return step_costs(frame, CostInput(found, nothing, TABLES["api_calls"].empty()))
+
+
+def test_service_is_split_by_what_it_was_for_and_no_copy_is_booked_twice():
+    copies = (
+        # Batch 1 brings dead bytes alone, and evicts others: 100 less 30 and 20.
+        *({"batch_id": 1, "direction": "htod", "start_ns": 110, "end_ns": 140, "is_dead": True},),
+        *({"batch_id": 1, "direction": "dtoh", "start_ns": 140, "end_ns": 160, "is_dead": True},),
+        # Batch 2 brings living bytes, and its evictions overlap: 60 of 50, and not -10.
+        *({"batch_id": 2, "direction": "htod", "start_ns": 300, "end_ns": 310, "is_dead": False},),
+        *({"batch_id": 2, "direction": "dtoh", "start_ns": 300, "end_ns": 345, "is_dead": True},),
+        *({"batch_id": 2, "direction": "dtoh", "start_ns": 300, "end_ns": 315, "is_dead": True},),
+        *({"batch_id": 3, "direction": "htod", "start_ns": 400, "end_ns": 430, "is_dead": False},),
+        # A copy of no batch is none of their service.
+        *({"direction": "dtoh", "start_ns": 500, "end_ns": 525, "is_dead": True, "cause": "user"},),
+    )
+    batches = (
+        {"start_ns": 10, "service_ns": 40, "outcome": "first_touch"},
+        {"start_ns": 100, "service_ns": 100, "outcome": "data"},
+        {"start_ns": 300, "service_ns": 50, "outcome": "data"},
+        {"start_ns": 400, "service_ns": 70, "outcome": "data"},
+        {"start_ns": 600, "service_ns": 45, "outcome": "first_touch"},
+    )
+    booked = {"dead_in_ns": 30, "dead_out_ns": 20 + 45 + 15 + 25, "neighbour_in_ns": 8}
+    step = {"start_ns": 0, "end_ns": 1000, "wall_ns": 1000, **booked}
+    (row,) = served_costs(ledger(step), batches=batches, moves=copies).to_dicts()
+    assert (row["new_only_ns"], row["data_only_ns"]) == (40 + 45 + 50, 0 + 70)
+    assert row["least_first_touch_ns"] == 40
+    assert row["idle_ns"] == 1000
+    assert row["rest_ns"] == 1000 - 1000 - 135 - 70 - 135 - 8
+
+
+@pytest.mark.parametrize("unknown", ["n_first_touch", "n_dead_rows"])
+def test_where_the_marks_are_unknown_the_split_of_service_is(unknown):
+    step = {"start_ns": 0, "end_ns": 9, "wall_ns": 9, unknown: None}
+    (row,) = served_costs(ledger(step)).to_dicts()
+    names = ("new_only_ns", "data_only_ns", "rest_ns", "n_packed_new")
+    assert [row[name] for name in names] == [None] * 4
+    assert (row["idle_ns"], row["n_packed_tensors"], row["mixed_dead_in_bytes"]) == (9, 0, 0)
+
+
+def test_packed_tensors_count_where_a_first_touch_of_their_step_fell():
+    steps = ({"start_ns": 0, "end_ns": 100}, {"start_ns": 100, "end_ns": 200})
+    places = (0, 512, VA_BLOCK_BYTES, VA_BLOCK_BYTES + 512, 2 * VA_BLOCK_BYTES)
+    lives = [
+        {"va": va, "block_bytes": 512, "alloc_sequence": i, "alloc_ns": i + 1}
+        for i, va in enumerate(places)
+    ]
+    batches = (
+        {"start_ns": 50, "service_ns": 5, "va": 4096, "outcome": "first_touch"},
+        # Not the same step, and not a first touch.
+        {"start_ns": 150, "service_ns": 5, "va": VA_BLOCK_BYTES, "outcome": "first_touch"},
+        {"start_ns": 60, "service_ns": 5, "va": VA_BLOCK_BYTES, "outcome": "data"},
+    )
+    dead = {"batch_id": 2, "direction": "htod", "is_dead": True, "start_ns": 61, "end_ns": 62}
+    found = served_costs(ledger(*steps), batches=batches, moves=[dead], lives=lives)
+    assert found["n_packed_tensors"].to_list() == [2, 0]
+    assert found["n_packed_new"].to_list() == [1, 0]
+
+
 # Ratios ---------------------------------------------------------------------------------------------
 
 
@@ -149,19 +227,19 @@ def test_the_interval_of_two_steps_each_spans_all_that_can_be_drawn():
 
 
 def test_the_interval_holds_95_percent_of_what_can_be_drawn():
-    """Oracle: every one of the 27 x 27 equally likely draws of three steps each."""
-    off, on = (100, 130, 170), (60, 75, 115)
+    """Oracle: every one of the 256 x 4 equally likely draws of four steps and of two."""
+    off, on = (100, 130, 170, 400), (60, 75)
     row = of(
         ratios(warm(*({"in_bytes": n} for n in off)), warm(*({"in_bytes": n} for n in on))),
         figure="in_bytes",
     )
     drawn = sorted(
-        sum(a) / sum(b)
-        for a in itertools.product(on, repeat=3)
-        for b in itertools.product(off, repeat=3)
+        (sum(a) / 2) / (sum(b) / 4)
+        for a in itertools.product(on, repeat=2)
+        for b in itertools.product(off, repeat=4)
     )
     for end, share in (("ratio_low", 0.025), ("ratio_high", 0.975)):
-        around = (drawn[int((share - 0.012) * 729)], drawn[int((share + 0.012) * 729)])
+        around = (drawn[int((share - 0.012) * 1024)], drawn[int((share + 0.012) * 1024)])
         assert around[0] <= row[end] <= around[1]
 
 
@@ -221,13 +299,14 @@ def values_of(frame, figure):
 OFF = {
     "n_fault_rows": 100,
     "n_first_touch": 60,
-    "n_packed_tensors": 20,
+    "n_packed_tensors": 28,
+    "n_packed_new": 27,
     "in_bytes": 1000,
     "out_bytes": 900,
     "wall_ns": 50_000,
     "idle_ns": 9_000,
     "other_idle_ns": 700,
-    "first_touch_only_ns": 30_000,
+    "new_only_ns": 30_000,
     "least_first_touch_ns": 40,
     "rest_ns": 300,
 }
@@ -235,6 +314,7 @@ ON = {
     "n_fault_rows": 70,
     "n_first_touch": 10,
     "n_packed_tensors": 25,
+    "n_packed_new": 7,
     "n_dead_rows": 5,
     "in_bytes": 1400,
     "out_bytes": 1700,
@@ -247,10 +327,12 @@ ON = {
     "wall_ns": 45_000,
     "idle_ns": 600,
     "other_idle_ns": 500,
-    "first_touch_only_ns": 5_000,
+    "new_only_ns": 6_500,
     "least_first_touch_ns": 60,
-    "dead_only_ns": 2_000,
-    "neighbour_only_ns": 150,
+    "dead_in_ns": 900,
+    "dead_out_ns": 600,
+    "neighbour_in_ns": 100,
+    "neighbour_out_ns": 50,
     "rest_ns": 400,
 }
 
@@ -260,28 +342,29 @@ def test_the_parts_are_those_worked_out_by_hand():
     names = ("difference", "reuse", "dead", "packing", "remainder")
     by_figure = {f: tuple(values_of(found, f)[name] for name in names) for f in FORMULAS}
     assert by_figure == {
-        "fault_rows": (-30, -50, 5, None, 15),
+        "fault_rows": (-30, -45, 0, None, 15),
         "in_bytes": (400, 0, 250, 90, 60),
         "out_bytes": (800, 0, 600, 40, 160),
-        "step_ns": (-5_000, -33_400, 2_000, 150, 26_250),
+        "step_ns": (-5_000, -31_900, 1_500, 150, 25_250),
     }
 
 
-def test_systematic_errors_say_how_far_a_part_can_be_wrong():
+def test_systematic_errors_say_how_much_of_a_part_may_be_of_another_mechanism():
     found = decomposition(warm(OFF, OFF), warm(ON, ON))
     error = {
         (row["figure"], row["part"]): (row["systematic_error"], row["bound"])
         for row in found.to_dicts()
     }
-    assert error["fault_rows", "reuse"] == (25, "estimate")  # the larger number of packed tensors
+    # 3 tensors that only the side without the cache packs, 7 where first touches fell on the other.
+    assert error["fault_rows", "reuse"] == (3 + 7, "estimate")
     assert error["fault_rows", "dead"] == (0, "exact")
     assert error["fault_rows", "packing"] == (None, None)
     assert error["in_bytes", "reuse"] == (0, "exact")
     assert error["in_bytes", "dead"] == (30, "estimate")
     assert error["out_bytes", "dead"] == (10, "estimate")
     assert error["in_bytes", "packing"] == (90, "upper")
-    # As much computing as is seen, 200 of idle time elsewhere, 25 tensors at 60 ns.
-    reuse = 400 + 200 + 25 * 60
+    # As much computing as is seen, 200 of idle time elsewhere, 10 tensors at 60 ns.
+    reuse = 400 + 200 + 10 * 60
     assert error["step_ns", "reuse"] == (reuse, "estimate")
     assert error["step_ns", "dead"] == (400, "estimate")
     assert error["step_ns", "packing"] == (150, "upper")
@@ -290,7 +373,7 @@ def test_systematic_errors_say_how_far_a_part_can_be_wrong():
 
 
 def test_no_more_computing_is_hidden_than_there_is_service():
-    short = {**ON, "dead_only_ns": 120}
+    short = {**ON, "dead_in_ns": 90, "dead_out_ns": 30}
     found = decomposition(warm(OFF, OFF), warm(short, short))
     assert of(found, figure="step_ns", part="dead")["systematic_error"] == 120
 
@@ -355,8 +438,14 @@ def test_a_mechanism_that_moved_nothing_has_a_part_of_exactly_0():
     assert found["error"].to_list() == [0, 0, 0, 0]
 
 
+def test_a_cached_step_without_first_touches_has_no_doubt_of_its_fault_rows():
+    steady = {**ON, "n_packed_tensors": 40, "n_packed_new": 0}
+    row = of(decomposition(warm(OFF), warm(steady)), figure="fault_rows", part="reuse")
+    assert (row["value"], row["systematic_error"], row["bound"]) == (-45, 0, "exact")
+
+
 def test_what_a_run_does_not_know_is_unknown_and_in_the_remainder():
-    words = ("dead", "neighbour", "packed")
+    words = ("dead", "neighbour", "packed", "new_only", "rest")
     unknown = {name: None for name in ON if any(word in name for word in words)}
     found = decomposition(warm(OFF, OFF), warm({**ON, **unknown}, {**ON, **unknown}))
     assert values_of(found, "in_bytes") == {
@@ -366,16 +455,22 @@ def test_what_a_run_does_not_know_is_unknown_and_in_the_remainder():
         "packing": None,
         "remainder": 400,
     }
-    assert values_of(found, "step_ns")["remainder"] == -5_000 + 33_400
-    reuse = of(found, figure="fault_rows", part="reuse")
-    assert (reuse["value"], reuse["error"]) == (-50, None)
+    assert values_of(found, "step_ns")["remainder"] == -5_000
+    assert values_of(found, "fault_rows")["remainder"] == -30
+    assert of(found, figure="fault_rows", part="reuse")["value"] is None
+
+
+def test_of_unknown_packing_the_part_is_known_and_its_error_is_not():
+    found = decomposition(warm(OFF, OFF), warm(*[{**ON, "n_packed_new": None}] * 2))
+    row = of(found, figure="fault_rows", part="reuse")
+    assert (row["value"], row["systematic_error"], row["error"]) == (-45, None, None)
 
 
 def test_an_unknown_figure_has_an_unknown_difference_and_remainder():
     found = decomposition(warm({**OFF, "n_fault_rows": None}, OFF), warm(ON, ON))
     values = values_of(found, "fault_rows")
     assert values["difference"] is values["remainder"] is None
-    assert values["dead"] == 5
+    assert values["reuse"] == -45
 
 
 # Switches -------------------------------------------------------------------------------------------
@@ -465,81 +560,3 @@ def test_fewer_runs_say_what_each_adds_to_the_others_and_no_more():
 def test_the_caching_allocator_alone_says_nothing_of_switches():
     assert causal_parts(levels({frozenset(MECHANISMS): 3}), warm({})).is_empty()
     assert causal_parts({}, None).is_empty()
-
-
-# Pairs ----------------------------------------------------------------------------------------------
-
-
-def run_of(name, *, factor=1.5, hint="none", **same):
-    allocator = name.split("/")[0]
-    side = "off" if allocator == "raw" else "on"
-    switches = frozenset(filter(None, allocator.partition(":")[2].split("+")))
-    condition = Condition(
-        side, allocator, switches, "alexnet", factor, hint, {"seed": 1, "chunks": factor, **same},
-        is_modelled=True,
-    )  # fmt: skip
-    return Found(name, Path("/nowhere") / name / f"{factor}-{hint}.sqlite", None, condition)
-
-
-def named(pairs):
-    return [(pair.off[0].name, pair.on[0].name, pair.condition.factor) for pair in pairs]
-
-
-def test_runs_that_differ_only_in_the_allocator_are_pairs_in_order_of_the_factor():
-    runs = [run_of(n, factor=f) for f in (2, 0.8) for n in ("caching:drop", "raw", "caching")]
-    assert named(pairs_of(runs, (), ())) == [
-        ("raw", "caching", 0.8),
-        ("raw", "caching:drop", 0.8),
-        ("raw", "caching", 2),
-        ("raw", "caching:drop", 2),
-    ]
-
-
-@pytest.mark.parametrize("other", [{"hint": "prefetch"}, {"factor": 2}, {"seed": 9}])
-def test_what_has_no_partner_is_left_out(other):
-    alone = run_of("caching/other", **other)
-    runs = [alone, run_of("raw"), run_of("caching")]
-    pairs = pairs_of(runs, (), ())
-    assert named(pairs) == [("raw", "caching", 1.5)]
-    assert left_out(runs, pairs) == [alone]
-
-
-def test_one_run_of_each_kind_is_a_pair_that_says_what_else_differs():
-    (pair,) = pairs_of([run_of("raw", seed=4), run_of("caching", hint="prefetch")], (), ())
-    (note,) = pair.notes
-    assert "hint (none and prefetch)" in note
-    assert "seed (4 and 1)" in note
-    assert "chunks" not in note
-
-
-def test_runs_without_a_partner_are_one_clear_error():
-    with pytest.raises(UsageError, match=r"No pair: caching: alexnet, caching, factor 1\.5"):
-        pairs_of([run_of("caching"), run_of("caching:drop")], (), ())
-    with pytest.raises(UsageError, match="Add the one that is missing"):
-        pairs_of([run_of("raw")], (), ())
-
-
-def test_named_sides_are_a_pair_whatever_they_say_themselves():
-    off, more, on = run_of("raw/a"), run_of("raw/b"), run_of("raw/c")
-    (pair,) = pairs_of((), [off, more], [on])
-    assert (pair.off, pair.on) == ((off, more), (on,))
-    runs = [run_of("raw"), run_of("caching")]
-    assert named(pairs_of(runs, [off], ())) == [("raw/a", "caching", 1.5)]
-    assert named(pairs_of(runs, (), [on])) == [("raw", "raw/c", 1.5)]
-    with pytest.raises(UsageError, match="No pair"):
-        pairs_of((), [off], ())
-
-
-def test_a_trace_without_snapshot_must_be_named_as_it_says_nothing_of_its_allocator(tmp_path):
-    trace = tmp_path / "mine.sqlite"
-    trace.touch()
-    with pytest.raises(UsageError, match=r"mine\.sqlite has no memory snapshot .* --off or --on"):
-        find_runs(trace)
-    assert named_run(trace, "on").snapshot is None
-    (tmp_path / "snapshot.pickle").touch()
-    assert find_runs(trace)[0].snapshot == tmp_path / "snapshot.pickle"
-    (tmp_path / "mine.pickle").touch()
-    assert named_run(trace, "on").snapshot == tmp_path / "mine.pickle"
-    assert named_run(trace, "off").snapshot is None
-    with pytest.raises(InputMissingError):
-        find_runs(tmp_path / "none.sqlite")

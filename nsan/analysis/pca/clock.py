@@ -10,7 +10,14 @@ import numpy as np
 import polars as pl
 
 from nsan.analysis.pca.clock_host import Host, between_calls, host_of
-from nsan.analysis.pca.clock_judge import SESSION_ERROR_NS, Compared, host_allows, overlaps, reason
+from nsan.analysis.pca.clock_judge import (
+    SESSION_ERROR_NS,
+    Compared,
+    host_allows,
+    may_drift,
+    overlaps,
+    reason,
+)
 from nsan.analysis.pca.clock_lines import Ints, Line, fitted, spread_of
 from nsan.analysis.pca.clock_moments import (
     Moments,
@@ -272,7 +279,7 @@ def _by_marks(case: _Case) -> _Found | None:
     line = fitted(wall_ns, trace_ns, Line(int(wall_ns[0]), float(trace_ns[0])))
     holds = bool((np.abs(trace_ns - line.ns(wall_ns)) <= TOLERANCE_NS).all())
     holds = holds and overlaps(case.entries, line, case.span, TOLERANCE_NS)
-    holds = holds and host_allows(case.host(pid), line)
+    holds = holds and host_allows(case.host(pid), line) and may_drift(line)
     return _Found("mark", line, pid, holds, wall_ns, trace_ns, None)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from nsan.analysis.pca.clock_lines import MOST_DRIFT, Flags, Floats, Ints, Line
+from nsan.analysis.pca.clock_lines import FARTHEST_DRIFT, MOST_DRIFT, Flags, Floats, Ints, Line
 from nsan.analysis.pca.clock_pairs import TOLERANCE_NS
 
 _ROUGHNESS_NS: Final = 510.0
@@ -216,8 +216,8 @@ def _turned(host: Host, entries: Ints, line: Line, slack: float) -> tuple[Line, 
     found = _voted(host, line.ns(entries)[far], away[far], error, slack)
     if found is None:
         return line, error
-    change = min(max(found[0], -MOST_DRIFT - line.drift), MOST_DRIFT - line.drift)
-    return replace(line, drift=line.drift + change, drift_error=found[1]), found[1]
+    drift = min(max(line.drift + found[0], -FARTHEST_DRIFT), FARTHEST_DRIFT)
+    return replace(line, drift=drift, drift_error=found[1]), found[1]
 
 
 def _shifted(host: Host, entries: Ints, line: Line, doubt: float) -> tuple[Line, float]:

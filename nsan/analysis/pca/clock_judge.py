@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from nsan.analysis.pca.clock_host import Host, entries_in_waits, goes_on_elsewhere
-from nsan.analysis.pca.clock_lines import Flags, Ints, Line, spread_of
+from nsan.analysis.pca.clock_lines import MOST_DRIFT, Flags, Ints, Line, spread_of
 from nsan.analysis.pca.clock_moments import Lives
 from nsan.analysis.pca.clock_pairs import TOLERANCE_NS, Meeting, Side, under
+from nsan.errors import NotAlignedError
 from nsan.units import NS_PER_S, NS_PER_US
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ SESSION_ERROR_NS: Final = NS_PER_S
 """Most by which the session start that a trace names is taken to be wrong."""
 
 _MOMENTS: Final = {"segments": "moments of segments", "annotations": "starts and ends of ranges"}
+_NAMES: Final = {**_MOMENTS, "mark": "clock marks"}
+_PPM: Final = 1_000_000
 _LEAST_MET: Final = 0.5
 _MOST_AGAINST: Final = 0.1
 _MOST_IN_WAITS: Final = 0.05
@@ -161,7 +164,9 @@ class Compared:
 
     @property
     def _is_believable(self) -> bool:
-        """The host agrees, and the moments are enough or expected there."""
+        """The clocks may drift so, the host agrees, and the moments are enough or expected there."""
+        if not may_drift(self.met.line):
+            return False
         return host_allows(self.host, self.met.line) and (self._is_enough or self._is_expected)
 
     @property
@@ -197,6 +202,22 @@ def _is_displaced(mine: Lives, place: int, start: float, theirs: Lives, line: Li
 
 def _against_allowed(n_due: int) -> float:
     return max(_MOST_AGAINST * n_due, 1 if n_due > 2 * _FEWEST_ALONE else 0)
+
+
+def may_drift(line: Line) -> bool:
+    """Say whether two clocks of one machine may drift as a mapping wants.
+
+    Parameters
+    ----------
+    line : Line
+        The mapping.
+
+    Returns
+    -------
+    bool
+        Its drift is at most ``MOST_DRIFT``.
+    """
+    return abs(line.drift) <= MOST_DRIFT
 
 
 def host_allows(host: Host, line: Line) -> bool:
@@ -261,14 +282,14 @@ def reason(fits: pl.DataFrame) -> str:
     """
     rows = {row["method"]: row for row in fits.to_dicts()}
     if not rows:
-        return (
-            "the snapshot has no times (PyTorch before 2.2 writes none), "
-            "and without them nothing can be compared"
-        )
+        return str(NotAlignedError.NO_TIMES)
     sides = [rows[method] for method in _MOMENTS if method in rows]
     if sides:
         worst = max(sides, key=_missing)
-        return _reason(worst["n_pairs"], worst["n_unmatched"], _MOMENTS[worst["method"]])
+        return _reason(worst)
+    too_fast = _too_fast(rows["mark"]) if "mark" in rows else None
+    if too_fast is not None:
+        return too_fast
     by = "a clock mark in the trace" if "mark" in rows else "the session start of the trace"
     return f"by {by}, its history is of another time than the trace"
 
@@ -278,10 +299,26 @@ def _missing(row: dict[str, Any]) -> float:
     return float(row["n_unmatched"] / max(row["n_pairs"] + row["n_unmatched"], 1))
 
 
-def _reason(n_pairs: int, n_unmatched: int, what: str) -> str:
+def _too_fast(row: dict[str, Any]) -> str | None:
+    """Say that a mapping wants more than clocks drift, where it does."""
+    drift = row["drift"]
+    if drift is None or abs(drift) <= MOST_DRIFT:
+        return None
+    return (
+        f"its {_NAMES[row['method']]} fit the trace only if the two clocks drift apart by "
+        f"{abs(drift) * _PPM:.0f} ppm, and those of one machine never do by more than "
+        f"{MOST_DRIFT * _PPM:.0f} ppm"
+    )
+
+
+def _reason(row: dict[str, Any]) -> str:
+    n_pairs, n_unmatched, what = row["n_pairs"], row["n_unmatched"], _MOMENTS[row["method"]]
     n_due = n_pairs + n_unmatched
     if n_unmatched > _MOST_AGAINST * n_due:
         return f"of its {n_due} {what} {n_pairs} are in the trace at their time"
+    too_fast = _too_fast(row)
+    if too_fast is not None:
+        return too_fast
     if n_pairs < _FEWEST_ALONE:
         return (
             f"only {n_pairs} of its {what} are in the trace, too few to compare times by, and the "

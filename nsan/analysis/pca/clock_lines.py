@@ -15,8 +15,11 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-MOST_DRIFT: Final = 200e-6
-"""No two clocks of one machine drift more; time services slew a clock by less."""
+MOST_DRIFT: Final = 500e-6
+"""No two clocks of one machine drift more: time services slew a clock by at most this."""
+
+FARTHEST_DRIFT: Final = 2 * MOST_DRIFT
+"""A fit may want so much; what wants more than MOST_DRIFT is not believed."""
 
 LIKELY_DRIFT: Final = 100e-6
 """Standard deviation of the drift before anything was compared."""
@@ -122,7 +125,7 @@ def _least_squares(line: Line, away: Floats, rest: Floats) -> Line:
     noise = max(float((rest - level - apart * change).std()), _TRUNCATION_RMS_NS)
     prior = (noise / LIKELY_DRIFT) ** 2
     drift = (product + square * line.drift) / (square + prior)
-    drift = min(max(drift, -MOST_DRIFT), MOST_DRIFT)
+    drift = min(max(drift, -FARTHEST_DRIFT), FARTHEST_DRIFT)
     at_ns = line.at_ns + level - middle * (drift - line.drift)
     return Line(line.wall_at_ns, at_ns, drift, noise / (square + prior) ** 0.5)
 
@@ -149,7 +152,7 @@ def exactly_fitted(wall_ns: Ints, trace_ns: Ints, line: Line) -> Line:
     if not FEWEST_FOR_DRIFT <= wall_ns.size <= _EXACT_MOST_PAIRS:
         return line
     away, rest = line.away(wall_ns), trace_ns - line.ns(wall_ns)
-    room = NS_PER_US * (1 + MOST_DRIFT) + _ROUNDING_NS
+    room = NS_PER_US * (1 + FARTHEST_DRIFT) + _ROUNDING_NS
 
     def height(change: float) -> float:
         return float(np.ptp(rest - away * change))
@@ -157,7 +160,7 @@ def exactly_fitted(wall_ns: Ints, trace_ns: Ints, line: Line) -> Line:
     best = _lowest(away, rest)
     if height(best) > room:
         return line
-    low, high = (_edge(height, best, side * 2 * MOST_DRIFT, room) for side in (-1, 1))
+    low, high = (_edge(height, best, side * FARTHEST_DRIFT, room) for side in (-1, 1))
     width = (high - low) / 12**0.5
     trust = LIKELY_DRIFT**2 / (LIKELY_DRIFT**2 + width**2)
     wanted = (line.drift + (low + high) / 2) * trust - line.drift
@@ -173,7 +176,7 @@ def exactly_fitted(wall_ns: Ints, trace_ns: Ints, line: Line) -> Line:
 
 def _lowest(away: Floats, rest: Floats) -> float:
     """Find the change of drift that leaves the least between the highest and the lowest residual."""
-    low, high = -2 * MOST_DRIFT, 2 * MOST_DRIFT
+    low, high = -FARTHEST_DRIFT, FARTHEST_DRIFT
     for _ in range(
         60
     ):  # the height is convex: each round keeps the two thirds with the lowest point

@@ -16,6 +16,7 @@ from nsan.analysis.intervals import subtraction
 from nsan.analysis.nearest import nearest
 from nsan.analysis.pca.first_touch import KEYS, LedgerInput, dead_batches, first_touches
 from nsan.analysis.pca.ledger import marked_moves
+from nsan.analysis.pca.tables import STEP_LEDGER
 from nsan.analysis.result import DEVICE, PID, Result, derived
 from nsan.uvm.constants import PAGE_BYTES, VA_BLOCK_BYTES
 
@@ -37,32 +38,26 @@ STEP_COSTS: Final = Result(
             "Of this outside the calls that make or give back managed memory.",
         ),
         derived(
-            "first_touch_only_ns",
+            "new_only_ns",
             pl.Int64,
             "ns",
-            "Service of first touches, without copies of dead and of neighbours' bytes.",
+            "Service of batches that only make memory usable for a tensor that is new to it (first touches, "
+            "and those that bring only dead bytes), without copies of dead and of neighbours' bytes.",
         ),
-        derived("least_first_touch_ns", pl.Int64, "ns", "Of the quickest of these; null: none."),
-        derived(
-            "dead_only_ns",
-            pl.Int64,
-            "ns",
-            "Service of batches that bring only dead bytes, without copies of neighbours' bytes; of all "
-            "other batches the copies of dead bytes.",
-        ),
-        derived("neighbour_only_ns", pl.Int64, "ns", "Copies of neighbours' bytes."),
-        derived(
-            "data_only_ns",
-            pl.Int64,
-            "ns",
-            "Service of all other batches, without copies of dead and of neighbours' bytes.",
-        ),
+        derived("least_first_touch_ns", pl.Int64, "ns", "Of the quickest first touch; null: none."),
+        derived("data_only_ns", pl.Int64, "ns", "Service of all other batches, without the same."),
         derived("rest_ns", pl.Int64, "ns", "The rest of the step: computing outside all service."),
         derived(
             "n_packed_tensors",
             pl.Int64,
             "tensors",
             "Tensors allocated in a VA block in which another one lay, of any segment or allocation.",
+        ),
+        derived(
+            "n_packed_new",
+            pl.Int64,
+            "tensors",
+            "Of these in such a VA block in which a first touch of the same step fell.",
         ),
         derived(
             "mixed_dead_in_bytes",
@@ -74,9 +69,14 @@ STEP_COSTS: Final = Result(
     ),
     nothing="The trace has no NVTX range of that name.",
 )
-"""``idle_ns``, the times named ``only`` and ``rest_ns`` add up to the time of the step; null where fault rows
-are no batches. Copies that overlap with others or with computing make ``rest_ns`` smaller, even less than 0.
+"""``idle_ns``, the times named ``only``, the copy times of dead and of neighbours' bytes (``STEP_LEDGER``) and
+``rest_ns`` add up to the time of the step; null where fault rows are no batches, or the history does
+not tell what they were for. Copies that overlap with
+others or with computing make ``rest_ns`` smaller, even less than 0.
 """
+
+COPIED: Final = ("dead_in_ns", "dead_out_ns", "neighbour_in_ns", "neighbour_out_ns")
+"""Copy times of ``STEP_LEDGER`` that no time named ``only`` holds."""
 
 
 @dataclass(frozen=True)
@@ -111,32 +111,40 @@ def step_costs(ledger: pl.DataFrame, tables: CostInput) -> pl.DataFrame:
     Returns
     -------
     DataFrame, ``STEP_COSTS``
-        One row per row of the ledger, in its order. A batch belongs to the step in which it was raised, a
-        copy to that of its batch, or without one to that in which it began.
+        One row per row of the ledger, in its order. A batch belongs to the step in which it was raised.
     """
     keys = {"on": _STEP, "how": "left", "nulls_equal": True, "maintain_order": "left"}
-    costs = ledger.select(*_STEP, "wall_ns", "n_first_touch")
+    costs = ledger.select([*STEP_LEDGER.schema])
+    new = _new_rows(tables.found)
     for part in (
         _idle(ledger, tables),
-        _served(ledger, tables.found),
-        _packed(ledger, tables.found.lives),
+        _served(ledger, tables.found, new),
+        _packed(ledger, tables.found.lives, new),
         _mixed(ledger, tables.found),
     ):
         costs = costs.join(part, **keys)  # type: ignore[arg-type]
-    parts = ("first_touch_only_ns", "dead_only_ns", "neighbour_only_ns", "data_only_ns")
-    no_counts = (*_STEP, "rest_ns", "least_first_touch_ns")
-    counts = [name for name in STEP_COSTS.schema if name not in no_counts]
-    known = pl.col("n_first_touch").is_not_null()
+    absent = ("rest_ns", "least_first_touch_ns")
+    counts = [name for name in STEP_COSTS.schema if name not in (*_STEP, *absent)]
+    taken = pl.sum_horizontal("idle_ns", *_SERVED, *COPIED, ignore_nulls=False)
     return (
         costs.with_columns(pl.col(counts).fill_null(0))
-        .with_columns(pl.when(known).then(pl.col(parts)))
-        .with_columns(rest_ns=pl.col("wall_ns") - pl.col("idle_ns") - _sum(parts))
+        .with_columns(
+            pl.when(pl.all_horizontal(pl.col(needs).is_not_null())).then(pl.col(names))
+            for names, needs in _NEEDED.items()
+        )
+        .with_columns(rest_ns=pl.col("wall_ns") - taken)
         .select(STEP_COSTS.cast())
     )
 
 
-def _sum(names: tuple[str, ...]) -> pl.Expr:
-    return pl.sum_horizontal(names, ignore_nulls=False)
+_SERVED: Final = ("new_only_ns", "data_only_ns")
+_NEEDED: Final = {
+    (*_SERVED, "n_packed_new", "least_first_touch_ns"): ("n_first_touch", "n_dead_rows"),
+    ("n_packed_tensors",): ("n_tensors",),
+    ("mixed_dead_in_bytes",): ("dead_in_bytes",),
+    ("mixed_dead_out_bytes",): ("dead_out_bytes",),
+}
+"""Columns that are unknown where one of the ledger is."""
 
 
 def _in_step(rows: pl.DataFrame, ledger: pl.DataFrame, at: str = "start_ns") -> pl.DataFrame:
@@ -168,46 +176,61 @@ _START, _END = pl.col("start_ns"), pl.col("end_ns")
 _TIMES: Final = (*KEYS, "start_ns", "end_ns")
 
 
-def _served(ledger: pl.DataFrame, found: LedgerInput) -> pl.DataFrame:
-    """Split the service of the batches of each step, and the copies of no batch, by what they were for."""
-    size = pl.col("copy_ns")
-    copied = [
-        size.filter("is_dead").sum().alias("_dead"),
-        size.filter(pl.col("neighbour_in") | pl.col("neighbour_out")).sum().alias("_neighbour"),
-    ]
-    moves = marked_moves(found)
-    of_batch = moves.group_by("batch_id").agg(copied)
-    first = first_touches(found)["batch_id"]
-    dead = dead_batches(found.moves)["batch_id"]
-    number, service = pl.col("batch_id"), pl.col("service_ns")
+def _new_rows(found: LedgerInput) -> pl.DataFrame:
+    """List the batches that only make memory usable for a tensor that is new to it, with ``is_first``."""
+    first = first_touches(found).select("batch_id", is_first=pl.lit(value=True))
+    dead = dead_batches(found.moves).select("batch_id", is_first=pl.lit(value=False))
+    return found.batches.join(pl.concat([first, dead]), on="batch_id").select(
+        *KEYS, "batch_id", "start_ns", "va", "is_first"
+    )
+
+
+def _served(ledger: pl.DataFrame, found: LedgerInput, new: pl.DataFrame) -> pl.DataFrame:
+    """Split the service of the batches of each step by what they were for."""
+    own = pl.col("is_dead") | pl.col("neighbour_in") | pl.col("neighbour_out")
+    copied = marked_moves(found).group_by("batch_id").agg(_own=pl.col("copy_ns").filter(own).sum())
+    # Copies in both directions may run at once: their sum can be more than the service.
+    rest = pl.max_horizontal(pl.col("service_ns") - pl.col("_own").fill_null(0), 0)
     served = (
         found.batches.select(*KEYS, "batch_id", "start_ns", "service_ns")
-        .join(of_batch, on="batch_id", how="left")
-        .with_columns(pl.col("_dead", "_neighbour", "service_ns").fill_null(0))
+        .join(copied, on="batch_id", how="left")
+        .join(new.select("batch_id", "is_first"), on="batch_id", how="left")
+        .with_columns(_rest=rest.fill_null(0))
     )
-    is_first, is_dead = number.is_in(first.implode()), number.is_in(dead.implode())
-    # Copies in both directions may run at once: their sum can be more than the service.
-    rest = pl.max_horizontal(service - pl.col("_dead") - pl.col("_neighbour"), 0)
-    parts = {
-        "first_touch_only_ns": pl.when(is_first).then(rest).otherwise(0),
-        "dead_only_ns": pl.when(is_dead).then(rest).otherwise(0) + pl.col("_dead"),
-        "neighbour_only_ns": pl.col("_neighbour"),
-        "data_only_ns": pl.when(is_first | is_dead).then(0).otherwise(rest),
-    }
-    alone = moves.filter(number.is_null()).group_by(*KEYS, "start_ns").agg(copied)
-    rows = [
-        served.select(*KEYS, "start_ns", **parts, _first=is_first),
-        alone.select(*KEYS, "start_ns", dead_only_ns="_dead", neighbour_only_ns="_neighbour"),
-    ]
-    placed = _in_step(pl.concat(rows, how="diagonal"), ledger)
-    touch = pl.col("first_touch_only_ns")
-    return placed.group_by(_STEP).agg(
-        *(pl.col(name).sum() for name in parts), least_first_touch_ns=touch.filter("_first").min()
+    is_first, time = pl.col("is_first"), pl.col("_rest")
+    return (
+        _in_step(served, ledger)
+        .group_by(_STEP)
+        .agg(
+            new_only_ns=time.filter(is_first.is_not_null()).sum(),
+            data_only_ns=time.filter(is_first.is_null()).sum(),
+            least_first_touch_ns=time.filter(is_first).min(),
+        )
     )
 
 
-def _packed(ledger: pl.DataFrame, lives: pl.DataFrame) -> pl.DataFrame:
+def _packed(ledger: pl.DataFrame, lives: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     """Count the tensors of each step that were allocated in a VA block in which another one lay."""
+    counted = _in_step(_packed_parts(lives), ledger, "alloc_ns")
+    # Dead bytes come back in as many rows whoever lies there, as they left: by VA block.
+    first = _in_step(new.filter(pl.col("is_first")), ledger)
+    here = first.select(*_STEP, va_block=_VA_BLOCK)
+    touched = counted.join(here.unique(), on=[*_STEP, "va_block"], how="semi", nulls_equal=True)
+    number = pl.col("tensor_id").n_unique().cast(pl.Int64)
+    return (
+        counted.group_by(_STEP)
+        .agg(n_packed_tensors=number)
+        .join(
+            touched.group_by(_STEP).agg(n_packed_new=number), on=_STEP, how="left", nulls_equal=True
+        )
+    )
+
+
+_VA_BLOCK: Final = pl.col("va") // pl.lit(VA_BLOCK_BYTES, pl.UInt64)
+
+
+def _packed_parts(lives: pl.DataFrame) -> pl.DataFrame:
+    """List the VA blocks of tensors in which another tensor lay when they were allocated."""
     block = pl.lit(VA_BLOCK_BYTES, pl.UInt64)
     last = pl.col("va") + pl.max_horizontal("block_bytes", 1).cast(pl.UInt64) - 1
     # Only the first and the last VA block of a tensor can hold another one.
@@ -217,7 +240,7 @@ def _packed(ledger: pl.DataFrame, lives: pl.DataFrame) -> pl.DataFrame:
         "alloc_ns",
         pl.col("alloc_sequence").fill_null(-1),
         "free_sequence",
-        va_block=pl.concat_list(pl.col("va") // block, last // block).list.unique(),
+        va_block=pl.concat_list(_VA_BLOCK, last // block).list.unique(),
     ).explode("va_block")
     place = ["pid", "va_block"]
     came = edges.select(
@@ -227,15 +250,12 @@ def _packed(ledger: pl.DataFrame, lives: pl.DataFrame) -> pl.DataFrame:
         *KEYS, "va_block", at="free_sequence", change=pl.lit(-1)
     )
     there = pl.col("change").cum_sum().over(place)
-    packed = (
+    return (
         pl.concat([came, went], how="diagonal")
         .sort(*place, "at", "change")
         .with_columns(_there=there)
         .filter(pl.col("change") > 0, pl.col("_there") > 1)
-        .unique(["tensor_id"])
     )
-    counted = _in_step(packed, ledger, "alloc_ns")
-    return counted.group_by(_STEP).agg(n_packed_tensors=pl.len().cast(pl.Int64))
 
 
 def _mixed(ledger: pl.DataFrame, found: LedgerInput) -> pl.DataFrame:

@@ -1,9 +1,10 @@
-"""Why a step differs with the caching allocator: the difference in parts, by mechanism, that add up.
+"""Why a step differs with the caching allocator: an account of the difference, by mechanism, that adds up.
 
 The mechanisms are those of the design document (domain A.2): **reuse** of memory that the driver has
 mapped already, **dead** traffic of memory that no tensor holds, and **packing** of several tensors into
-one VA block. The parts are sums of what the ledgers of two runs name directly, so they exist for any
-pair, recorded or modelled.
+one VA block. A part is an account of the rows, bytes and time that carry the mark of a mechanism in the
+ledgers of two runs, so parts exist for any pair, recorded or modelled. A part is not what would change
+without the mechanism: only switching it off tells that (:mod:`nsan.analysis.pca.switches`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ MECHANISMS: Final = ("reuse", "dead", "packing")
 PART: Final = pl.Enum(["difference", *MECHANISMS, "remainder"])
 
 BOUND: Final = pl.Enum(["exact", "estimate", "upper"])
-"""What a part is: ``exact``, a sum of rows that the mechanism alone makes; ``estimate``, within its error;
-``upper``, the mechanism cost or saved at most this, perhaps nothing."""
+"""What a part is: ``exact``, nothing in it carries the mark of another mechanism; ``estimate``, at most its
+systematic error does; ``upper``, all of it may: the mechanism had at most this, perhaps nothing."""
 
 Sides = tuple[pl.DataFrame, pl.DataFrame]
 """Warm steps without and with the caching allocator."""
@@ -47,8 +48,12 @@ def _none(_: Sides) -> float:
 
 
 def _packed_rows(sides: Sides) -> float:
-    """Count tensors beside others: each may have had its first touch together with one, a row less."""
-    return _larger(sides, "n_packed_tensors")
+    """Count tensors beside others, each of which may have had its first touch with another one, a row less.
+
+    Those that only the side without the cache packs, and on the other one those where first touches fell.
+    """
+    off, on = _means(sides, "n_packed_tensors")
+    return max(off - on, 0.0) + _means(sides, "n_packed_new")[1]
 
 
 def _mixed_in(sides: Sides) -> float:
@@ -67,15 +72,15 @@ def _hidden(sides: Sides, *columns: str) -> float:
 
 
 def _dead_time(sides: Sides) -> float:
-    return _hidden(sides, "dead_only_ns")
+    return _hidden(sides, "dead_in_ns", "dead_out_ns")
 
 
 def _reuse_time(sides: Sides) -> float:
-    """Add up hidden computing, idle time outside calls for memory, and first touches saved by packing."""
+    """Add up hidden computing, idle time outside calls for memory, and rows saved by packing."""
     off, on = _means(sides, "other_idle_ns")
     quickest = [steps["least_first_touch_ns"].max() for steps in sides]
     each = max((float(time) for time in quickest if isinstance(time, int | float)), default=0.0)
-    return _hidden(sides, "first_touch_only_ns") + abs(on - off) + _packed_rows(sides) * each
+    return _hidden(sides, "new_only_ns") + abs(on - off) + _packed_rows(sides) * each
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,8 @@ class Formula:
 
 FORMULAS: Final[dict[str, dict[str, Formula | None]]] = {
     "fault_rows": {
-        "reuse": Formula(("n_first_touch",), _packed_rows),
-        "dead": Formula(("n_dead_rows",), _none),
+        "reuse": Formula(("n_first_touch", "n_dead_rows"), _packed_rows),
+        "dead": Formula((), _none),
         "packing": None,
     },
     "in_bytes": {
@@ -111,9 +116,9 @@ FORMULAS: Final[dict[str, dict[str, Formula | None]]] = {
         "packing": Formula(("neighbour_out_bytes",), None),
     },
     "step_ns": {
-        "reuse": Formula(("idle_ns", "first_touch_only_ns"), _reuse_time),
-        "dead": Formula(("dead_only_ns",), _dead_time),
-        "packing": Formula(("neighbour_only_ns",), None),
+        "reuse": Formula(("idle_ns", "new_only_ns"), _reuse_time),
+        "dead": Formula(("dead_in_ns", "dead_out_ns"), _dead_time),
+        "packing": Formula(("neighbour_in_ns", "neighbour_out_ns"), None),
     },
 }
 """By figure and mechanism. None: no row tells; it is in the remainder."""
@@ -141,7 +146,7 @@ DECOMPOSITION: Final = Result(
             "systematic_error",
             pl.Int64,
             "number",
-            "How far the part can be from what the mechanism did.",
+            "How much of the part may carry the mark of another mechanism, or be computing.",
         ),
         reconstructed(
             "statistical_error",
@@ -155,21 +160,24 @@ DECOMPOSITION: Final = Result(
 )
 """The parts of a figure and its remainder add up to the difference, in whole numbers.
 
-- **Fault rows.** Reuse: first touches. Its systematic error are the tensors that lie beside others in
-  their VA block, as one first touch can serve several. Dead: rows that bring dead bytes and nothing else.
-  (A tensor on memory that was evicted while cached: reuse saved its first touch, dead traffic made another
-  row of it, and both stand here.) Packing saves and makes rows, and no row says so.
+- **Fault rows.** Reuse: rows that only make memory usable for a tensor that is new to it, first touches
+  and rows that bring dead bytes and nothing else. Whether the page is new, or comes back with bytes that
+  nobody needs, is the same row: dead is 0, as a page that was dropped instead would fault all the same, as a
+  first touch. The systematic error are tensors that lie beside others in their VA block, as one first touch
+  can serve several: those that the side without the cache packs more, and on the other side those where first
+  touches fell. Packing saves and makes rows, and no row says so.
 - **Bytes.** A first touch moves nothing: reuse is 0. Dead bytes are known one by one; those in a page
   with living ones would move anyway, and are the error. A neighbour's bytes may be used soon after, and
   would have come all the same: an upper bound.
 - **Time.** A step is idle time of the GPU, service of batches, and the rest (``STEP_COSTS``). Reuse: the
-  service of first touches, and the idle time, as the two runs differ in no other work of the host than
-  its calls for memory, which may wait for the GPU. Dead: the service of rows that bring only dead bytes,
-  and copies of dead bytes elsewhere. Packing: copies of neighbours' bytes. Errors: computing that is
-  hidden under service; idle time outside the calls; first touches that packing saves.
+  service of the rows above without copies of dead bytes, and the idle time, as the two runs differ in no
+  other work of the host than its calls for memory, which may wait for the GPU. Dead: the time of copies of
+  dead bytes. Packing: that of neighbours' bytes. Errors: computing that is hidden under service or
+  copies; idle time outside the calls; rows that packing saves.
 
-What follows from a mechanism elsewhere is in the remainder: dead memory that stays in the GPU, for
-instance, pushes living memory out.
+What a mechanism causes elsewhere carries no mark of it, and is in the remainder: dead memory pushes living
+memory out, and the order of evictions changes. Only a run without the mechanism tells that, which the
+model can make (``CAUSAL_PARTS``); neither table replaces the other.
 """
 
 
@@ -184,7 +192,7 @@ class _Part:
 
 
 def decomposition(off: pl.DataFrame, on: pl.DataFrame) -> pl.DataFrame:
-    """Split the difference between two conditions into mechanisms and a remainder.
+    """Split the difference between two conditions by the mechanisms' marks, and a remainder.
 
     Parameters
     ----------

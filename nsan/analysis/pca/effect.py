@@ -12,16 +12,18 @@ from nsan.analysis.driver.batches import BATCH_READS
 from nsan.analysis.pca.first_touch import (
     KEYS,
     LedgerInput,
-    dead_batches,
     fault_places,
-    first_touches,
     gpus_of,
+    judged_batches,
     ledger_input,
     nulled,
+    silent_batches,
     with_sharers,
 )
 from nsan.analysis.pca.ledger import IS_CALLED, LEDGER_READS, marked_moves, move_sums
 from nsan.analysis.pca.sharing import with_service, with_tensors_there
+from nsan.analysis.pca.stream_order import rule_of
+from nsan.analysis.pca.tables import N_FAULT_ROWS, OF_BATCHES
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
 
 PCA_EFFECT: Final = Result(
@@ -33,26 +35,21 @@ PCA_EFFECT: Final = Result(
         derived("n_managed_allocs", pl.Int64, "allocations", "Managed allocations of the driver."),
         derived("n_managed_frees", pl.Int64, "allocations", "Of these given back in the trace."),
         derived("n_tensors", pl.Int64, "tensors", "Tensors that the history allocates."),
-        derived("n_fault_rows", pl.Int64, "fault rows", "GPU fault rows: driver batches."),
+        N_FAULT_ROWS,
         derived("fault_rows_per_alloc", pl.Float64, "number", "Fault rows per managed allocation."),
-        derived("n_first_touch", pl.Int64, "fault rows", "Of these first touches: nothing copied."),
-        derived("first_touch_ns", pl.Int64, "ns", "Service time of these batches."),
-        derived(
-            "n_shared_first_touch", pl.Int64, "fault rows", "First touches of shared VA blocks."
-        ),
-        derived("n_dead_rows", pl.Int64, "fault rows", "Batches all of whose bytes in are dead."),
+        *OF_BATCHES,
         derived("tensor_bytes", pl.Int64, "byte", "Blocks of the tensors."),
         derived("reused_bytes", pl.Int64, "byte", "Of these on memory that a tensor held before."),
         reconstructed(
             "n_first_touch_avoided",
             pl.Int64,
-            "fault rows",
+            "batches",
             "First touches that reused bytes would have cost at the rate of fresh ones of the same line.",
         ),
         reconstructed(
             "n_first_touch_avoided_error",
             pl.Float64,
-            "fault rows",
+            "batches",
             "Standard error of that by counting.",
         ),
         derived("in_bytes", pl.Int64, "byte", "Migrated into the GPU."),
@@ -62,7 +59,12 @@ PCA_EFFECT: Final = Result(
             "stale_in_bytes", pl.Int64, "byte", "Of these for a tensor younger than the bytes."
         ),
         derived("dead_out_bytes", pl.Int64, "byte", "Of `out_bytes` dead: cached or unused."),
-        derived("dead_fraction", pl.Float64, "fraction", "Share of all bytes moved that is dead."),
+        derived(
+            "dead_fraction",
+            pl.Float64,
+            "fraction",
+            "Share of the bytes of known state that is dead.",
+        ),
         derived("dead_in_ns", pl.Int64, "ns", "Copy time of the dead bytes in."),
         derived("dead_out_ns", pl.Int64, "ns", "Copy time of the dead bytes out."),
         derived(
@@ -77,6 +79,27 @@ PCA_EFFECT: Final = Result(
         derived("neighbour_in_ns", pl.Int64, "ns", "Copy time of the neighbours' bytes in."),
         derived("neighbour_out_ns", pl.Int64, "ns", "Copy time of the neighbours' bytes out."),
         derived("outside_bytes", pl.Int64, "byte", "Moved, in no segment then; both ways."),
+        derived(
+            "unknown_bytes",
+            pl.Int64,
+            "byte",
+            "Moved, both ways, where the history does not tell what it was: not in the figures above "
+            "but `in_bytes` and `out_bytes`.",
+        ),
+        derived(
+            "overlap_bytes",
+            pl.Int64,
+            "byte",
+            "Moved, both ways, while several pieces of work ran that were launched at different positions: "
+            "may be of another of them. Without unknown ones.",
+        ),
+        derived(
+            "host_order_bytes",
+            pl.Int64,
+            "byte",
+            "Moved into the GPU, evicted or prefetched, and placed by its time alone, as no work of the GPU "
+            "tells: may be of another tensor. Without unknown ones.",
+        ),
         reconstructed(
             "clock_residual_ns", pl.Float64, "ns", "Most that the clocks disagree once aligned."
         ),
@@ -86,7 +109,8 @@ PCA_EFFECT: Final = Result(
 
 _READS: Final = {
     "clock_fits": ("is_used", "residual_max_ns"),
-    **{name: LEDGER_READS[name] for name in ("tensor_moves", "tensor_faults")},
+    "tensor_moves": (*LEDGER_READS["tensor_moves"], "order"),
+    "tensor_faults": LEDGER_READS["tensor_faults"],
     "tensor_lives": (*LEDGER_READS["tensor_lives"], *(column.name for column in SITE_COLUMNS)),
     "allocations": LEDGER_READS["allocations"],
     **BATCH_READS,
@@ -124,7 +148,10 @@ def pca_effect(  # noqa: PLR0913, PLR0917 - the tables that it reads count too
         By process and GPU. Terms as of :func:`nsan.analysis.pca.ledger.step_ledger`, over the whole trace
         and so with what is outside all steps. Means of tensors count a VA block once per service and
         segment in which a tensor held bytes (:func:`nsan.analysis.pca.sharing.with_service`).
-        Figures of fault rows are null where these were not recorded.
+        Figures of fault rows are null where these were not recorded. A count of batches is null where
+        some of them cannot be told (``n_dead_rows``: memory of unknown state; first touches:
+        :func:`nsan.analysis.pca.first_touch.silent_batches`). All other figures of dead, stale and neighbours'
+        memory are of moves of known state; ``unknown_bytes`` says how much is left.
 
     Notes
     -----
@@ -162,18 +189,34 @@ def pca_effect(  # noqa: PLR0913, PLR0917 - the tables that it reads count too
         table = table.with_columns(counts.fill_null(0)).with_columns(
             clock_residual_ns=pl.lit(residual, pl.Float64)
         )
-        return _with_shares(nulled(table, found))
+        return _with_shares(_without_parts(nulled(table, found)))
 
     return PCA_EFFECT.from_rows(build)
 
 
+_AVOIDED: Final = ("n_first_touch_avoided", "n_first_touch_avoided_error")
+
+
+def _without_parts(table: pl.DataFrame) -> pl.DataFrame:
+    """Make null what stands on batches of which some cannot be told, or placed."""
+    untold = {
+        "_n_untold": ("n_first_touch", "first_touch_ns", "n_shared_first_touch"),
+        "_n_unplaced": ("n_shared_first_touch", *_AVOIDED),
+        "_n_unjudged": ("n_dead_rows",),
+    }
+    for count, names in untold.items():
+        whole = pl.col(count).fill_null(0) == 0
+        table = table.with_columns(pl.when(whole).then(pl.col(names)))
+    return table
+
+
 def _with_shares(table: pl.DataFrame) -> pl.DataFrame:
     """Add ratios, and make null what stands on counts that are null."""
-    moved = pl.col("in_bytes") + pl.col("out_bytes")
+    moved = pl.col("in_bytes") + pl.col("out_bytes") - pl.col("unknown_bytes")
     dead = pl.col("dead_in_bytes") + pl.col("dead_out_bytes")
     made, known = pl.col("n_managed_allocs"), pl.col("n_first_touch").is_not_null()
     return table.with_columns(
-        pl.when(known).then(pl.col("n_first_touch_avoided", "n_first_touch_avoided_error")),
+        pl.when(known).then(pl.col(_AVOIDED)),
         dead_fraction=pl.when(moved > 0).then(dead / moved),
         fault_rows_per_alloc=pl.when(made > 0).then(pl.col("n_fault_rows") / made),
     )
@@ -181,8 +224,10 @@ def _with_shares(table: pl.DataFrame) -> pl.DataFrame:
 
 def _parts(found: LedgerInput) -> list[pl.DataFrame]:
     """Count by process and GPU, table by table."""
-    touches = with_sharers(first_touches(found), found)
-    size, live = pl.col("bytes"), pl.col("state") == "live"
+    silent = silent_batches(found)
+    touches = with_sharers(silent.filter("is_first"), found)
+    size, state = pl.col("bytes"), pl.col("state")
+    unknown, order = state == "unknown", pl.col("order")
     tensors = found.lives.filter(pl.col("alloc_sequence").is_not_null())
     return [
         found.allocations.group_by(KEYS).agg(
@@ -199,14 +244,22 @@ def _parts(found: LedgerInput) -> list[pl.DataFrame]:
             n_first_touch=pl.len(),
             first_touch_ns=pl.col("service_ns").sum(),
             n_shared_first_touch=pl.col("is_shared").sum(),
+            _n_unplaced=pl.col("is_shared").is_null().sum(),
         ),
-        dead_batches(found.moves).group_by(KEYS).agg(n_dead_rows=pl.len()),
+        silent.group_by(KEYS).agg(_n_untold=pl.col("is_first").is_null().sum()),
+        judged_batches(found.moves)
+        .group_by(KEYS)
+        .agg(n_dead_rows=pl.col("is_dead").sum(), _n_unjudged=pl.col("is_dead").is_null().sum()),
         marked_moves(found)
         .group_by(KEYS)
         .agg(
             *move_sums(),
-            stale_in_bytes=size.filter(pl.col("is_dead"), live).sum(),
-            outside_bytes=size.filter(pl.col("state") == "outside").sum(),
+            stale_in_bytes=size.filter(pl.col("is_dead"), state == "live").sum(),
+            outside_bytes=size.filter(state == "outside").sum(),
+            unknown_bytes=size.filter(unknown).sum(),
+            overlap_bytes=size.filter(~unknown, order == "overlap").sum(),
+            # Copies that CPU faults ask for are in the order of the host.
+            host_order_bytes=size.filter(~unknown, order == "host", rule_of() != "host").sum(),
         ),
         _tensors_per_va_block(found),
         _avoided(touches, found, tensors),

@@ -71,15 +71,36 @@ def nulled(table: pl.DataFrame, found: LedgerInput) -> pl.DataFrame:
     -------
     DataFrame
         The rows in their order. Null are the figures of a process and GPU where batches copied and no
-        fault row is a batch.
+        fault row is a batch, and where a migration that may be of this process and GPU says no process,
+        no GPU or no address: batches that it was copied for look as if they had copied nothing.
     """
     judged = found.batches.group_by(KEYS).agg(_known=pl.col("start_ns").is_not_null().any())
     # A GPU without any batch has none: 0 is right.
     names = [name for name in OF_FAULTS if name in table.columns]
+    is_known = pl.col("_known").fill_null(value=True) & pl.col("_lost").is_null()
     return (
         table.join(judged, on=KEYS, how="left", nulls_equal=True, maintain_order="left")
-        .with_columns(pl.when(pl.col("_known").fill_null(value=True)).then(pl.col(names)))
-        .drop("_known")
+        .join(_with_lost(table, found), on=KEYS, how="left", nulls_equal=True)
+        .with_columns(pl.when(is_known).then(pl.col(names)))
+        .drop("_known", "_lost")
+    )
+
+
+def _with_lost(table: pl.DataFrame, found: LedgerInput) -> pl.DataFrame:
+    """List the processes and GPUs of which a migration may be that does not say so, or not where."""
+    lost = found.migrations.filter(pl.any_horizontal(pl.col(*KEYS, "va").is_null()))
+    others = lost.select(_pid="pid", _device="device_id", _placed=pl.col("va").is_not_null())
+    its_pid, its_device = pl.col("_pid"), pl.col("_device")
+    of_pid = pl.col("pid").eq_missing(its_pid)
+    of_device = pl.col("device_id").eq_missing(its_device)
+    same = of_pid & of_device
+    may_be = (its_pid.is_null() | of_pid) & (its_device.is_null() | of_device)
+    pairs = table.select(KEYS).unique().join(others.unique(), how="cross")
+    # Where no row says its process, the rows belong together all the same.
+    return (
+        pairs.filter(may_be & ~(same & pl.col("_placed")))
+        .select(*KEYS, _lost=pl.lit(value=True))
+        .unique()
     )
 
 
@@ -104,13 +125,44 @@ def first_touches(found: LedgerInput) -> pl.DataFrame:
         One row per batch, by process, GPU and end: ``pid``, ``device_id``, ``batch_id``, ``start_ns``,
         ``end_ns``, ``va``, ``service_ns``.
     """
+    return silent_batches(found).filter("is_first").drop("is_first")
+
+
+def silent_batches(found: LedgerInput) -> pl.DataFrame:
+    """List the batches that copied nothing and were not throttled, and say which are first touches.
+
+    Parameters
+    ----------
+    found : LedgerInput
+        The tables.
+
+    Returns
+    -------
+    DataFrame
+        One row per batch, by process, GPU and end: the columns of :func:`first_touches`, and ``is_first``
+        (Boolean). Null, not known: the page had moved before, and neither the history (place of unknown
+        state, or of an unknown move) nor an allocation of the trace says whether its memory is new since.
+    """
     columns = [*KEYS, "batch_id", "start_ns", "end_ns", "va", "service_ns"]
     known = found.batches.filter(pl.col("start_ns").is_not_null())
-    first = known.filter(pl.col("outcome") == "first_touch").select(columns)
+    first = known.filter(pl.col("outcome") == "first_touch").select(
+        columns, is_first=pl.lit(value=True)
+    )
     again = known.filter(pl.col("outcome").is_in(["stale", "unknown"]))
-    ids = pl.concat([_made_again(again, found), _held_anew(again, found)]).unique()
-    new = again.join(ids, on="batch_id", how="semi")
-    return pl.concat([first, new.select(columns)]).sort(*KEYS, "end_ns", "batch_id")
+    held = _held_anew(again, found)
+    new = pl.concat([_made_again(again, found), held.filter("is_first").select("batch_id")])
+    untold = pl.concat(
+        [held.filter(pl.col("is_first").is_null()).select("batch_id"), _untold(again, found)]
+    )
+    number = pl.col("batch_id")
+    is_first = (
+        pl.when(number.is_in(new["batch_id"].implode()))
+        .then(pl.lit(value=True))
+        .when(~number.is_in(untold["batch_id"].implode()))
+        .then(pl.lit(value=False))
+    )
+    judged = again.select(columns, is_first=is_first)
+    return pl.concat([first, judged]).sort(*KEYS, "end_ns", "batch_id")
 
 
 def fault_places(found: LedgerInput) -> pl.DataFrame:
@@ -147,24 +199,45 @@ def _made_again(again: pl.DataFrame, found: LedgerInput) -> pl.DataFrame:
 
 
 def _held_anew(again: pl.DataFrame, found: LedgerInput) -> pl.DataFrame:
-    """Keep the batches whose page has not moved since the tensor that holds it was allocated."""
+    """Say of batches on a tensor whether their page has not moved since it was allocated: ``is_first``."""
     holders = (
         fault_places(found)
         .filter(pl.col("state") == "live")
-        .join(found.lives.select("tensor_id", "alloc_sequence"), on="tensor_id")
+        .join(found.lives.select("tensor_id", "alloc_sequence", "alloc_ns"), on="tensor_id")
     )
     held = again.join(
-        holders.select(*KEYS, "batch_id", "va", "alloc_sequence"),
+        holders.select(*KEYS, "batch_id", "va", "alloc_sequence", "alloc_ns"),
         on=[*KEYS, "batch_id", "va"],
         nulls_equal=True,
     )
     pages = held.select(*KEYS, "batch_id", "va", at_ns="start_ns", bytes=_PAGE)
     parts = found.moves.select("pid", "va", "bytes", "position", moved_ns="start_ns")
+    position, moved = pl.col("position"), pl.col("moved_ns")
+    # What was held before the history began is older than any entry.
+    born = pl.col("alloc_sequence").fill_null(-1)
+    is_first = (
+        pl.when(position.is_not_null())
+        .then(position <= born)
+        # The GPU runs behind the host: what moved before the allocation was launched before it.
+        .when(moved < pl.col("alloc_ns"))
+        .then(pl.lit(value=True))
+    )
     return (
         held.join(_last_moves(pages, parts), on="batch_id")
-        .filter(pl.col("position") <= pl.col("alloc_sequence"))
-        .select("batch_id")
+        .filter(moved.is_not_null())
+        .select("batch_id", is_first=is_first)
     )
+
+
+def _untold(again: pl.DataFrame, found: LedgerInput) -> pl.DataFrame:
+    """List the batches of whose page neither the history nor any allocation says since when it is new."""
+    unmade = found.allocations.select("pid").unique()
+    places = fault_places(found).select(*KEYS, "batch_id", "va", "state")
+    placed = again.join(places, on=[*KEYS, "batch_id", "va"], how="left", nulls_equal=True)
+    silent = pl.col("state").is_null() | (pl.col("state") == "outside")
+    nowhere = placed.filter(silent).join(unmade, on="pid", how="anti", nulls_equal=True)
+    unknown = placed.filter(pl.col("state") == "unknown")
+    return pl.concat([nowhere.select("batch_id"), unknown.select("batch_id")])
 
 
 _PAGE: Final = pl.lit(PAGE_BYTES, pl.Int64)
@@ -189,7 +262,7 @@ def with_sharers(touches: pl.DataFrame, found: LedgerInput) -> pl.DataFrame:
     Parameters
     ----------
     touches : DataFrame
-        As of :func:`first_touches`.
+        As of :func:`first_touches` or :func:`silent_batches`.
     found : LedgerInput
         The tables.
 
@@ -197,25 +270,46 @@ def with_sharers(touches: pl.DataFrame, found: LedgerInput) -> pl.DataFrame:
     -------
     DataFrame
         The rows with ``is_shared`` (Boolean): two or more tensors of the segment held, or had held last,
-        bytes of the VA block at the position of the row; false outside any segment.
+        bytes of the VA block at the position of the row; false outside any segment; null where that
+        is not known.
     """
     rows = fault_places(found).select(
-        *KEYS, "batch_id", "va", "position", "segment_va", va_block=VA_BLOCK
+        *KEYS, "batch_id", "va", "position", "segment_va", "state", va_block=VA_BLOCK
     )
     placed = touches.join(
         rows, on=[*KEYS, "batch_id", "va"], how="left", nulls_equal=True, maintain_order="left"
     )
     shared = (pl.col("n_there") > 1).fill_null(value=False)
-    return with_tensors_there(placed, found.lives).with_columns(is_shared=shared)
+    is_known = pl.col("state").ne_missing("unknown")
+    return with_tensors_there(placed, found.lives).with_columns(
+        is_shared=pl.when(is_known).then(shared)
+    )
 
 
 def dead_batches(moves: pl.DataFrame) -> pl.DataFrame:
     """List the batches that brought bytes into a GPU, all of them dead: ``pid``, ``device_id``, ``batch_id``."""
+    return judged_batches(moves).filter("is_dead").drop("is_dead")
+
+
+def judged_batches(moves: pl.DataFrame) -> pl.DataFrame:
+    """Say of the batches that brought bytes into a GPU whether all of them are dead.
+
+    Parameters
+    ----------
+    moves : DataFrame, ``TENSOR_MOVES``
+        In any order.
+
+    Returns
+    -------
+    DataFrame
+        ``pid``, ``device_id``, ``batch_id`` and ``is_dead`` (Boolean; null, not known: the bytes that are
+        not dead are of unknown state).
+    """
+    unknown = pl.col("state") == "unknown"
     # Of bytes that never left in the trace nothing says that they are stale.
+    is_dead = pl.when(~unknown).then(pl.col("is_dead").fill_null(value=False))
     return (
         moves.filter(IS_IN, pl.col("batch_id").is_not_null(), pl.col("bytes") > 0)
         .group_by(*KEYS, "batch_id")
-        .agg(pl.col("is_dead").fill_null(value=False).all())
-        .filter("is_dead")
-        .drop("is_dead")
+        .agg(is_dead=is_dead.all(ignore_nulls=False))
     )

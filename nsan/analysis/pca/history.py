@@ -8,7 +8,7 @@ its release.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
@@ -22,6 +22,9 @@ from nsan.uvm.constants import MANAGED_KINDS
 
 if TYPE_CHECKING:
     from nsan.analysis.pca.clock import Clock
+
+NEVER_NS: Final = (1 << 62) - 1
+"""Later than any time of a trace."""
 
 __all__ = ["BEFORE", "History", "histories_of_snapshot", "histories_of_trace", "with_program"]
 
@@ -45,6 +48,9 @@ class History:
         ``sequence``, ``time_ns`` (Int64, never descending, on the trace's clock), in order.
     first_life : int
         Number of its first segment, over all histories.
+    since_ns, until_ns : int, optional
+        It covers the moments from the first to before the second, on the trace's clock; None: all.
+        :func:`nsan.analysis.pca.coverage.bounded` finds the second.
     """
 
     pid: int | None
@@ -53,6 +59,24 @@ class History:
     segments: pl.DataFrame
     entries: pl.DataFrame
     first_life: int
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+    def covers(self, moments: pl.Expr) -> pl.Expr:
+        """Say whether it reaches moments.
+
+        Parameters
+        ----------
+        moments : Expr of Int64
+            ns on the trace's clock.
+
+        Returns
+        -------
+        Expr of Boolean
+            False: what it was like then is not known.
+        """
+        begun = pl.lit(value=True) if self.since_ns is None else moments >= self.since_ns
+        return begun if self.until_ns is None else begun & (moments < self.until_ns)
 
     def positions(self, moments: pl.Series) -> pl.Series:
         """Count the entries that were done at moments.
@@ -89,7 +113,7 @@ def histories_of_snapshot(
     Returns
     -------
     list of History
-        By GPU.
+        By GPU. One that does not begin with an empty allocator covers nothing before its first entry.
     """
     found = replays_of(
         snapshot["segments"],
@@ -106,12 +130,28 @@ def histories_of_snapshot(
     lives = _lives(found.tensors, times, blocks).with_columns(pid=pl.lit(pid, pl.UInt32))
     segments = found.segments.sort("device_id", maintain_order=True)
     gpus = pl.concat([lives["device_id"], segments["device_id"], times["device_id"]])
-    return _by_gpu(
+    histories = _by_gpu(
         {(pid, gpu): {"device_id": gpu} for gpu in gpus.unique().sort()},
         lives,
         segments,
         times.drop_nulls("time_ns"),
     )
+    timed = times.group_by("device_id").agg(pl.col("time_ns").first())
+    from_start = {
+        gpu
+        for gpu, first_ns in timed.iter_rows()
+        if first_ns is not None and found.by_gpu[gpu].starts_empty
+    }
+    return [
+        each if each.device_id in from_start else replace(each, since_ns=_first_ns(each))
+        for each in histories
+    ]
+
+
+def _first_ns(history: History) -> int:
+    """Give the time of the first entry; a history without any begins never."""
+    entries = history.entries["time_ns"]
+    return NEVER_NS if entries.is_empty() else int(entries[0])
 
 
 def _lives(tensors: pl.DataFrame, times: pl.DataFrame, blocks: pl.DataFrame) -> pl.DataFrame:
@@ -274,16 +314,13 @@ def _annotated(annotations: pl.LazyFrame, clock: Clock) -> pl.DataFrame:
         if stage == "START":
             open_now.append(len(ends))
             opened.append((device, name, time))
-            ends.append(_NEVER_ENDS)
+            ends.append(NEVER_NS)
         elif stage == "END" and open_now:
             ends[open_now.pop()] = time
     schema = {"device_id": pl.Int64, "name": pl.String, "start_ns": pl.Int64}
     return pl.DataFrame(opened, schema=schema, orient="row").with_columns(
         end_ns=pl.Series(ends, dtype=pl.Int64), order=pl.int_range(pl.len(), dtype=pl.Int64)
     )
-
-
-_NEVER_ENDS: Final = (1 << 62) - 1
 
 
 def _named(lives: pl.DataFrame, ranges: pl.DataFrame, key: str, slack_ns: int) -> pl.DataFrame:

@@ -13,21 +13,22 @@ from typing import Final
 
 import polars as pl
 
+from nsan.analysis.allocator.replayed import FEWEST_ENTRIES
 from nsan.analysis.driver.batches import BATCH_READS, batches, with_batch_id
 from nsan.analysis.pca.clock import Clock, Moments, clock_fits, clock_of
+from nsan.analysis.pca.coverage import bounded
 from nsan.analysis.pca.history import (
     History,
     histories_of_snapshot,
     histories_of_trace,
     with_program,
 )
-from nsan.analysis.pca.holders import NO_PIECES, holders
+from nsan.analysis.pca.lookup import placed
 from nsan.analysis.pca.staleness import with_use
-from nsan.analysis.pca.stream_order import RULE, launches_of, rule_of
+from nsan.analysis.pca.stream_order import BETWEEN, RULE, launches_of, rule_of
 from nsan.analysis.pca.tables import (
     CLOCK_FITS,
     PROCESSOR,
-    STATE,
     TENSOR_FAULTS,
     TENSOR_LIVES,
     TENSOR_MOVES,
@@ -84,8 +85,11 @@ def join(found: JoinInput) -> dict[str, pl.DataFrame]:
     trace = found.trace
     fits, clock, histories = _histories(found)
     launches = launches_of(trace)
-    moves, reused = _placed(histories, _as_of_batch(launches.with_moments(_moves(trace))))
-    faults, _ = _placed(histories, launches.with_moments(_faults(trace)))
+    if clock is not None:
+        rows = trace["allocations"].collect()
+        histories = bounded(histories, launches, rows, clock.residual_max_ns)
+    moves, reused = placed(histories, _as_of_batch(launches.with_moments(_moves(trace))))
+    faults, _ = placed(histories, launches.with_moments(_faults(trace)))
     lives = _lives(found, histories, reused, clock)
     return {
         CLOCK_FITS.name: fits,
@@ -109,11 +113,19 @@ def _histories(found: JoinInput) -> tuple[pl.DataFrame, Clock | None, list[Histo
         **{name: found.snapshot[name] for name in ("allocator_events", "annotations")},
     }
     frames = dict(zip(tables, pl.collect_all(tables.values()), strict=True))
+    if not _has_history(frames["allocator_events"]):
+        raise NotAlignedError(NotAlignedError.NO_HISTORY)
     moments = Moments(**frames, session_start_utc_ns=found.session_start_utc_ns)
     fits = clock_fits(moments)
     clock = clock_of(fits)
     pid = _process(found.trace) if clock.pid is None else clock.pid
     return fits, clock, histories_of_snapshot(found.snapshot, clock, pid)
+
+
+def _has_history(events: pl.DataFrame) -> bool:
+    """Say whether any GPU has more than the one entry that a recording of the state alone keeps."""
+    told = events.group_by("device_id").agg(n=pl.len(), oom=(pl.col("action") == "oom").any())
+    return not told.filter((pl.col("n") >= FEWEST_ENTRIES) | pl.col("oom")).is_empty()
 
 
 _TRACE_MOMENTS: Final = ("allocations", "nvtx_ranges", "nvtx_marks", "api_calls")
@@ -175,19 +187,23 @@ def _moves(trace: Mapping[str, pl.LazyFrame]) -> pl.DataFrame:
 
 def _as_of_batch(moves: pl.DataFrame) -> pl.DataFrame:
     """Give first legs of copies between two GPUs the moment of the second: a GPU asked for both."""
+    columns = ["moment_ns", "order", *BETWEEN]
     by_batch = (
         moves.filter(pl.col("rule") == "fault", pl.col("batch_id").is_not_null())
         .group_by("batch_id")
-        .agg(pl.col("moment_ns", "order").sort_by("start_ns").first().name.suffix("_on"))
+        .agg(pl.col(columns).sort_by("start_ns").first().name.suffix("_on"))
     )
     is_leg = (pl.col("rule") == "host") & pl.col("batch_id").is_not_null()
     return (
         moves.join(by_batch, on="batch_id", how="left", maintain_order="left")
         .with_columns(
-            pl.coalesce(pl.when(is_leg).then(f"{name}_on"), name).alias(name)
-            for name in ("moment_ns", "order")
+            pl.when(is_leg & pl.col("moment_ns_on").is_not_null())
+            .then(f"{name}_on")
+            .otherwise(name)
+            .alias(name)
+            for name in columns
         )
-        .drop("moment_ns_on", "order_on")
+        .drop(f"{name}_on" for name in columns)
     )
 
 
@@ -208,71 +224,3 @@ def _faults(trace: Mapping[str, pl.LazyFrame]) -> pl.DataFrame:
         ],
         how="diagonal",
     ).with_columns(bytes=pl.lit(1, pl.Int64))
-
-
-def _placed(
-    histories: Sequence[History], events: pl.DataFrame
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Cut events into parts by what held them; give the parts, and what each tensor reused.
-
-    A GPU may touch what was allocated for another: what is outside in the history of its own GPU is looked
-    up in the others of the process.
-    """
-    numbered = events.with_columns(_row=pl.int_range(pl.len(), dtype=pl.Int64))
-    known = pl.all_horizontal(pl.col("va", "moment_ns").is_not_null(), pl.col("bytes") > 0)
-    asked = _with_own(numbered.filter(known.fill_null(value=False)), histories)
-    found, reused = [NO_PIECES], [_NO_REUSE]
-    for number, history in enumerate(histories):
-        held = holders(history, _at(history, asked.filter(_own=number)))
-        found.append(held.pieces)
-        reused.append(history.tensors.select("tensor_id", held.reused))
-    pieces = pl.concat(found)
-    if len(histories) > 1:
-        pieces = _of_others(pieces, asked, histories)
-    placed = numbered.drop("va", "bytes").join(pieces, on="_row")
-    unplaced = numbered.join(placed, on="_row", how="anti").with_columns(
-        state=pl.when(known).then(pl.lit("outside", STATE))
-    )
-    return pl.concat([placed, unplaced], how="diagonal"), pl.concat(reused)
-
-
-def _with_own(events: pl.DataFrame, histories: Sequence[History]) -> pl.DataFrame:
-    """Add ``_own``, the history to look in first: that of the GPU, else the first of the process."""
-    rows = [(each.pid, each.device_id, number) for number, each in enumerate(histories)]
-    schema = {"pid": pl.UInt32, "device_id": pl.Int64, "_own": pl.Int64}
-    known = pl.DataFrame(rows, schema=schema, orient="row")
-    first = known.group_by("pid").agg(_first=pl.col("_own").min())
-    return (
-        events.join(known, on=["pid", "device_id"], how="left", nulls_equal=True)
-        .join(first, on="pid", how="left", nulls_equal=True)
-        .with_columns(_own=pl.coalesce("_own", "_first"))
-    )
-
-
-def _at(history: History, events: pl.DataFrame) -> pl.DataFrame:
-    """Give events their position in a history."""
-    return events.select("_row", "va", "bytes", history.positions(events["moment_ns"]))
-
-
-def _of_others(
-    pieces: pl.DataFrame, events: pl.DataFrame, histories: Sequence[History]
-) -> pl.DataFrame:
-    """Look up what is outside in its own history in those of the other GPUs of the process."""
-    own = pieces.group_by("_row").agg(pl.col("position").first())
-    for number, history in enumerate(histories):
-        same = pl.col("pid").eq_missing(pl.lit(history.pid, pl.UInt32))
-        its = events.filter(same & (pl.col("_own") != number)).select("_row", "moment_ns")
-        lost = pieces.filter(state="outside").join(its, on="_row")
-        there = holders(history, _at(history, lost)).pieces
-        still = there.filter(state="outside").drop("position").join(own, on="_row")
-        pieces = pl.concat(
-            [
-                pieces.join(lost, on=["_row", "va"], how="anti"),
-                there.filter(pl.col("state") != "outside"),
-                still.select(there.columns),
-            ]
-        )
-    return pieces
-
-
-_NO_REUSE: Final = pl.DataFrame(schema={"tensor_id": pl.Int64, "reused_bytes": pl.Int64})

@@ -17,11 +17,11 @@ from nsan.analysis.nearest import nearest
 from nsan.analysis.pca.first_touch import (
     KEYS,
     LedgerInput,
-    dead_batches,
-    first_touches,
     gpus_of,
+    judged_batches,
     ledger_input,
     nulled,
+    silent_batches,
     with_sharers,
 )
 from nsan.analysis.pca.sharing import (
@@ -43,12 +43,13 @@ _MEMORY_CALL: Final = (
 
 LEDGER_READS: Final = {
     "tensor_moves": (*MOVE_READS, "end_ns", "is_dead"),
-    "tensor_faults": (*FAULT_READS, "state"),
-    "tensor_lives": (*LIFE_READS, "alloc_ns"),
+    "tensor_faults": (*FAULT_READS, "start_ns", "state"),
+    "tensor_lives": (*LIFE_READS, "alloc_ns", "free_ns"),
     "nvtx_ranges": ("start_ns", "end_ns", "pid", "name"),
     "api_calls": ("start_ns", "end_ns", "pid", "name"),
     "allocations": ("alloc_ns", "free_ns", "pid", "device_id", "va", "bytes", "kind"),
     **BATCH_READS,
+    "clock_fits": ("is_used",),
 }
 
 IS_CALLED: Final = pl.col("kind") == "managed"
@@ -68,6 +69,11 @@ OF_MOVES: Final = (
 )
 """Figures of :func:`move_sums`."""
 
+_OF_LIVES: Final = ("n_tensors", "tensor_bytes", "reused_bytes")
+
+OF_HISTORY: Final = (*_OF_LIVES, "n_shared_first_touch", "n_dead_rows", *OF_MOVES[2:])
+"""Figures of a step that stand on the history of the allocator."""
+
 
 @analysis(
     question="What does each step fault, allocate and move, and how much of it is the cache's doing?",
@@ -85,6 +91,7 @@ def step_ledger(  # noqa: PLR0913, PLR0917 - the tables that it reads count too
     allocations: pl.LazyFrame,
     gpu_faults: pl.LazyFrame,
     migrations: pl.LazyFrame,
+    clock_fits: pl.LazyFrame,
     *,
     step: str = "step",
 ) -> pl.LazyFrame:
@@ -96,6 +103,8 @@ def step_ledger(  # noqa: PLR0913, PLR0917 - the tables that it reads count too
         Tables of a join, in any order.
     nvtx_ranges, api_calls, allocations, gpu_faults, migrations : LazyFrame
         Tables of the trace that was joined, whole, in any order.
+    clock_fits : LazyFrame
+        Table of the join; empty: joined with no snapshot, the allocations of the trace are the history.
     step : str, default "step"
         Name of the NVTX range that is one step. Of ranges of a process that overlap, the earlier counts.
 
@@ -109,8 +118,20 @@ def step_ledger(  # noqa: PLR0913, PLR0917 - the tables that it reads count too
         shared: in its VA block lay, at the position of the row, two or more tensors of the segment, held
         or held before (:func:`nsan.analysis.pca.sharing.with_tensors_there`). Copy time is shared by bytes
         (:func:`nsan.analysis.pca.traffic.with_copy_ns`). Figures of fault rows are null where the trace
-        has no GPU fault row at all, or the rows of a process and GPU are no batches. Bytes of which the
-        join cannot say whether they are dead (``is_dead`` null) are not counted as dead.
+        has no GPU fault row at all, or the rows of a process and GPU are no batches. Bytes that had never
+        left the GPU in the trace are not counted as dead, though nothing says that they are not stale.
+
+    Notes
+    -----
+    A part of a figure is no figure: where the history does not tell all, it is null. What stands on the
+    history (:data:`OF_HISTORY`) is null in a step with a move or fault row of unknown state;
+    ``n_first_touch`` and its time in one with a batch of which nothing says whether it was one
+    (:func:`nsan.analysis.pca.first_touch.silent_batches`). What moved or faulted in a step without saying
+    its process is of no row, and so the bytes moved, or the fault rows, are null too. Where a snapshot was
+    joined, the tensors are null in steps before the first and after the last time that it knows of any
+    tensor of that GPU, and of a process of which it knows none. That a history begins or ends inside
+    a step in which nothing moves and nothing faults from there on cannot be seen: its tensors are those that
+    the history has.
 
     Examples
     --------
@@ -127,13 +148,16 @@ def step_ledger(  # noqa: PLR0913, PLR0917 - the tables that it reads count too
         )
         steps = _steps(nvtx_ranges, step)
         ledger = gpus_of(found).join(steps, on="pid", nulls_equal=True)
-        for part in _parts(found, steps):
+        for part in (*_parts(found, steps), *_gaps(found, steps)):
             ledger = ledger.join(part, on=_STEP, how="left", nulls_equal=True)
         calls = _time_in_calls(api_calls, steps)
         ledger = ledger.join(calls, on=["pid", "step"], how="left", nulls_equal=True)
         counts = [name for name in STEP_LEDGER.schema if name not in (*_STEP, "start_ns", "end_ns")]
         ledger = ledger.with_columns(wall_ns=pl.col("end_ns") - pl.col("start_ns"))
-        return nulled(ledger.with_columns(pl.col(counts).fill_null(0)).sort(_STEP), found)
+        whole = nulled(ledger.with_columns(pl.col(counts).fill_null(0)).sort(_STEP), found)
+        if not clock_fits.collect().is_empty():
+            whole = _in_reach(whole, found.lives)
+        return _without_parts(whole)
 
     return STEP_LEDGER.from_rows(build)
 
@@ -157,9 +181,10 @@ def marked_moves(found: LedgerInput) -> pl.DataFrame:
 
 
 def _parts(found: LedgerInput, steps: pl.DataFrame) -> list[pl.DataFrame]:
-    """Count by step and GPU, table by table."""
-    touches = with_sharers(first_touches(found), found)
-    dead = dead_batches(found.moves).join(
+    """Count by step and GPU, table by table; ``_n_untold`` silent batches may be first touches or not."""
+    touches = with_sharers(silent_batches(found), found)
+    first = pl.col("is_first")
+    brought = judged_batches(found.moves).join(
         found.batches.select("batch_id", "start_ns"), on="batch_id"
     )
     size = pl.col("block_bytes")
@@ -173,12 +198,13 @@ def _parts(found: LedgerInput, steps: pl.DataFrame) -> list[pl.DataFrame]:
             touches,
             "start_ns",
             [
-                pl.len().alias("n_first_touch"),
-                pl.col("service_ns").sum().alias("first_touch_ns"),
-                pl.col("is_shared").sum().alias("n_shared_first_touch"),
+                first.sum().alias("n_first_touch"),
+                pl.col("service_ns").filter(first).sum().alias("first_touch_ns"),
+                pl.col("is_shared").filter(first).sum().alias("n_shared_first_touch"),
+                first.is_null().sum().alias("_n_untold"),
             ],
         ),
-        (dead, "start_ns", [pl.len().alias("n_dead_rows")]),
+        (brought, "start_ns", [pl.col("is_dead").sum().alias("n_dead_rows")]),
         (found.allocations, "alloc_ns", [IS_CALLED.sum().alias("n_managed_allocs")]),
         (
             found.lives,
@@ -198,6 +224,73 @@ def _parts(found: LedgerInput, steps: pl.DataFrame) -> list[pl.DataFrame]:
         .with_columns(pl.exclude(_STEP).cast(pl.Int64))
         for frame, at, sums in counted
     ]
+
+
+def _gaps(found: LedgerInput, steps: pl.DataFrame) -> list[pl.DataFrame]:
+    """Say in which steps the history does not tell what something is, or the trace not whose."""
+    columns = (*KEYS, "start_ns", "state")
+    moves, faults = found.moves.select(columns), found.faults.select(columns)
+    unknown = pl.col("state") == "unknown"
+    lost, is_lost = found.gpu_faults.select(*KEYS, "start_ns"), pl.col("pid").is_null()
+    asked = {
+        "_is_unknown": pl.concat([moves, faults]).filter(unknown),
+        "_is_moved": moves.filter(is_lost),
+        "_is_faulted": lost.filter(is_lost),
+    }
+    marks = [_may_be_in(rows, found, steps, name) for name, rows in asked.items()]
+    # Steps without a process have rows of their own for what has none.
+    named = pl.col("pid").is_not_null()
+    return [marks[0], *(each.filter(named) for each in marks[1:])]
+
+
+def _may_be_in(
+    rows: pl.DataFrame, found: LedgerInput, steps: pl.DataFrame, name: str
+) -> pl.DataFrame:
+    """Mark the steps in which rows begin that are, or may be, of their process and GPU."""
+    pids = steps.select("pid").unique()
+    anywhere = rows.filter(pl.col("pid").is_null()).drop("pid").join(pids, how="cross")
+    placed = pl.concat([rows.select(*KEYS, "start_ns"), anywhere.select(*KEYS, "start_ns")])
+    gpus = gpus_of(found).rename({"device_id": "_gpu"})
+    device, gpu = pl.col("device_id"), pl.col("_gpu")
+    return (
+        _in_step(placed, steps, "start_ns")
+        .select(_STEP)
+        .unique()
+        .join(gpus, on="pid", nulls_equal=True)
+        .filter(device.is_null() | device.eq_missing(gpu))
+        .select("pid", "step", device_id="_gpu")
+        .unique()
+        .with_columns(pl.lit(value=True).alias(name))
+    )
+
+
+def _without_parts(ledger: pl.DataFrame) -> pl.DataFrame:
+    """Make null what would be a part only."""
+    names = {
+        "_is_unknown": OF_HISTORY,
+        "_is_moved": OF_MOVES[:2],
+        "_is_faulted": ("n_fault_rows",),
+    }
+    whole = [
+        pl.when(pl.col(flag).is_null()).then(pl.col(columns)) for flag, columns in names.items()
+    ]
+    told = pl.col("_n_untold").fill_null(0) == 0
+    touches = ("n_first_touch", "first_touch_ns", "n_shared_first_touch")
+    return ledger.with_columns(whole).with_columns(pl.when(told).then(pl.col(touches)))
+
+
+def _in_reach(ledger: pl.DataFrame, lives: pl.DataFrame) -> pl.DataFrame:
+    """Make null what was allocated in steps that lie outside of all that the history tells of tensors."""
+    times = pl.concat([lives.select(*KEYS, at=name) for name in ("alloc_ns", "free_ns")])
+    spans = times.group_by(KEYS).agg(_first=pl.col("at").min(), _last=pl.col("at").max())
+    known = spans.select("pid", _is_known=pl.lit(value=True)).unique()
+    outside = (pl.col("end_ns") <= pl.col("_first")) | (pl.col("start_ns") > pl.col("_last"))
+    reached = pl.col("_is_known").is_not_null() & ~outside.fill_null(value=False)
+    return (
+        ledger.join(spans, on=KEYS, how="left", nulls_equal=True, maintain_order="left")
+        .join(known, on="pid", how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(pl.when(reached).then(pl.col(_OF_LIVES)))
+    )
 
 
 def _steps(nvtx_ranges: pl.LazyFrame, step: str) -> pl.DataFrame:

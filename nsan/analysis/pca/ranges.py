@@ -6,8 +6,26 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Final
 
+import polars as pl
+
+_MOST_BYTES: Final = 1 << 47
+_END_VA: Final = 1 << 57
+"""What a process can address: 57 bits at most, of which no memory fills 47."""
+
 OUTSIDE: Final = -1
 """Holder of what was never given to anybody."""
+
+
+def is_range() -> pl.Expr:
+    """Say whether a row names a range of addresses that a process can have.
+
+    Returns
+    -------
+    Expr
+        Boolean, never null; reads ``va`` and ``bytes``.
+    """
+    va, size = pl.col("va"), pl.col("bytes")
+    return ((va < _END_VA) & (size > 0) & (size <= _MOST_BYTES)).fill_null(value=False)
 
 
 class Ranges:

@@ -48,9 +48,13 @@ class Measured:
 
 FIGURES: Final[dict[str, Measured]] = {
     "fault_rows": Measured(
-        "n_fault_rows", "fault rows", "GPU fault rows (driver batches) in a step."
+        "n_fault_rows",
+        "fault rows",
+        "GPU fault rows in a step; one row is one driver batch, unless health says otherwise.",
     ),
-    "first_touches": Measured("n_first_touch", "fault rows", "Of these those that copied nothing."),
+    "first_touches": Measured(
+        "n_first_touch", "batches", "First touches: batches that copied nothing."
+    ),
     "in_bytes": Measured("in_bytes", "byte", "Migrated into the GPU in a step."),
     "out_bytes": Measured("out_bytes", "byte", "Migrated out of the GPU in a step."),
     "step_ns": Measured("wall_ns", "ns", "Time of a step."),
@@ -91,6 +95,9 @@ how much steps differ, not how much another run would; of two or three steps it 
 
 def warm_steps(ledger: pl.DataFrame, *, warmup: int = 1) -> pl.DataFrame:
     """Put the GPUs of each step together, and leave out the first steps.
+
+    A figure that is not known in one of the steps that are left (the history of the allocator does not
+    reach it, for instance) has no mean, no ratio and no parts: leave out more steps.
 
     Parameters
     ----------
@@ -140,11 +147,33 @@ def ratios(off: pl.DataFrame, on: pl.DataFrame, *, seed: int = 1) -> pl.DataFram
     n_steps = {"n_off_steps": off.height, "n_on_steps": on.height}
     rows = [
         {"figure": name, "unit": figure.unit, **n_steps}
-        | _compared(values(off, (figure.column,)), values(on, (figure.column,)), seed)
+        | ratio_of(off, on, (figure.column,), seed=seed)
         for name, figure in FIGURES.items()
     ]
     frame = pl.DataFrame(rows, schema_overrides=RATIOS.schema)
     return frame.select(RATIOS.cast())
+
+
+def ratio_of(
+    off: pl.DataFrame, on: pl.DataFrame, columns: tuple[str, ...], *, seed: int = 1
+) -> dict[str, float | None]:
+    """Compare a sum of columns without and with the caching allocator.
+
+    Parameters
+    ----------
+    off, on : DataFrame
+        Of :func:`warm_steps`.
+    columns : tuple of str
+        At least one.
+    seed : int, default 1
+        Of the bootstrap.
+
+    Returns
+    -------
+    dict
+        ``off``, ``on``, ``ratio``, ``ratio_low`` and ``ratio_high`` as in ``RATIOS``.
+    """
+    return _compared(values(off, columns), values(on, columns), seed)
 
 
 def values(steps: pl.DataFrame, columns: tuple[str, ...]) -> _Numbers | None:
@@ -169,8 +198,8 @@ def values(steps: pl.DataFrame, columns: tuple[str, ...]) -> _Numbers | None:
     return found
 
 
-def _compared(off: _Numbers | None, on: _Numbers | None, seed: int) -> dict[str, object]:
-    row: dict[str, object] = {
+def _compared(off: _Numbers | None, on: _Numbers | None, seed: int) -> dict[str, float | None]:
+    row: dict[str, float | None] = {
         "off": None if off is None else float(off.mean()),
         "on": None if on is None else float(on.mean()),
         "ratio": None,

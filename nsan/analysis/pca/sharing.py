@@ -78,7 +78,7 @@ VA_BLOCK_SHARING: Final = Result(
         DEVICE,
         derived("va_block", pl.UInt64, "id", "VA block: address // 2 MiB."),
         derived("va", pl.UInt64, "byte address", "Where the VA block begins."),
-        derived("segment_va", pl.UInt64, "byte address", "The segment; null: outside."),
+        derived("segment_va", pl.UInt64, "byte address", "The segment; null: none, or not known."),
         derived(
             "n_tensors", pl.Int64, "tensors", "Held or had held bytes there at a move or fault."
         ),

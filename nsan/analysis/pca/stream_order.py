@@ -23,6 +23,7 @@ from nsan.analysis.attribution.work import (
 )
 from nsan.analysis.health import MAX_CLOCK_SKEW_NS
 from nsan.analysis.nearest import nearest
+from nsan.analysis.pca.overlaps import side_by_side
 from nsan.analysis.pca.tables import ORDER
 
 RULE: Final = pl.Enum(["fault", "user", "eviction", "host"])
@@ -36,6 +37,9 @@ LAUNCH_READS: Final = {
     "migrations": ("start_ns", "end_ns", "pid", "device_id", "direction", "cause_id"),
 }
 """What is read of a trace."""
+
+BETWEEN: Final = ("earliest_ns", "latest_ns")
+"""Columns of events: the launches between which an event's is."""
 
 _PREFETCH_CALL: Final = r"Mem\w*Prefetch"
 
@@ -131,8 +135,9 @@ class Launches:
         Returns
         -------
         DataFrame
-            The rows, in their order, with ``moment_ns`` (Int64, on the host's clock; null: no start) and
-            ``order`` (``ORDER``; null: no start).
+            The rows, in their order, with ``moment_ns`` (Int64, on the host's clock; null: no start),
+            ``order`` (``ORDER``; null: no start), and where the moment is that of one of several pieces
+            of work that ran, ``earliest_ns`` and ``latest_ns``: the first and last launch of these.
         """
         numbered = events.with_row_index("_row")
         timed = with_group(numbered, self.groups).filter(pl.col("start_ns").is_not_null())
@@ -200,7 +205,7 @@ def _launched(work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _moments(events: pl.DataFrame, found: Launches) -> pl.DataFrame:
-    """Give ``_row`` and ``_launch_ns``, null where the host's order counts."""
+    """Give ``_row`` and ``_launch_ns``, null where the host's order counts; and between which launches it is."""
     placed = _with_neighbours(_with_running(events, found.work), found.work)
     called = _with_call(placed, found.prefetches)
     soon = pl.col("_next_ns") - pl.col("start_ns") <= MAX_CLOCK_SKEW_NS
@@ -217,7 +222,9 @@ def _moments(events: pl.DataFrame, found: Launches) -> pl.DataFrame:
         .then(pl.coalesce(call, following))
         .otherwise(following)
     )
-    return called.select("_row", _launch_ns=launch)
+    is_of_work = inside & (rule != "host") & ((rule != "user") | call.is_null())
+    between = [pl.when(is_of_work).then(f"_{name}").alias(name) for name in BETWEEN]
+    return called.select("_row", *between, _launch_ns=launch)
 
 
 def _with_running(events: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
@@ -227,26 +234,33 @@ def _with_running(events: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     the first moments of a kernel may be stamped before it.
     """
     steps = newest_open(work.select("group", "start_ns", "end_ns", "id"))
-    steps = steps.rename({"start_ns": "_since", "id": "_id"})
     last = pl.max_horizontal(pl.col("end_ns") - 1, "start_ns")
     found = events.with_columns(_last=last)
     for at, name in (("_last", "_ended"), ("start_ns", "_began")):
-        found = (
-            found.sort(at, maintain_order=True)
-            .join_asof(
-                steps.rename({"_id": name}).sort("_since", maintain_order=True),
-                left_on=at,
-                right_on="_since",
-                by="group",
-                coalesce=False,
-                check_sortedness=False,
-            )
-            .drop("_since")
-        )
+        found = _at_time(found, at, steps.rename({"id": name}))
     # A prefetch call waits for no replay.
     by_call = pl.col("rule") == "user"
     newest = pl.when(by_call).then("_began").otherwise(pl.coalesce("_ended", "_began"))
-    return found.with_columns(_id=newest).drop("_ended", "_began", "_last")
+    at_end = pl.col("_ended").is_not_null() & ~by_call
+    seen = found.with_columns(_id=newest, _seen=pl.when(at_end).then("_last").otherwise("start_ns"))
+    spans = side_by_side(work).rename({name: f"_{name}" for name in BETWEEN})
+    return _at_time(seen, "_seen", spans).drop("_ended", "_began", "_last", "_seen")
+
+
+def _at_time(events: pl.DataFrame, at: str, steps: pl.DataFrame) -> pl.DataFrame:
+    """Add to events what holds at a time, of steps that are in force until the next of their group."""
+    return (
+        events.sort(at, maintain_order=True)
+        .join_asof(
+            steps.rename({"start_ns": "_since"}).sort("_since", maintain_order=True),
+            left_on=at,
+            right_on="_since",
+            by="group",
+            coalesce=False,
+            check_sortedness=False,
+        )
+        .drop("_since")
+    )
 
 
 def _with_neighbours(events: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:

@@ -20,16 +20,18 @@ from nsan.schema import ACCESS, CAUSE, DIRECTION
 METHOD: Final = pl.Enum(["segments", "annotations", "mark", "session_start"])
 """How two clocks were compared, best first."""
 
-STATE: Final = pl.Enum(["live", "pending", "cached", "unused", "outside"])
+STATE: Final = pl.Enum(["live", "pending", "cached", "unused", "outside", "unknown"])
 """What memory was to the allocator at that position: ``live``, held by a tensor; ``pending``, freed, but
 another stream may still use it; ``cached``, held by no tensor any more; ``unused``, in a segment, but
-no tensor has held it since the segment was made; ``outside``, in no segment then."""
+no tensor has held it since the segment was made; ``outside``, in no segment then; ``unknown``, the row
+says no place or process, or the history does not reach that time."""
 
 DEAD_STATES: Final = ("cached", "unused")
 """Memory whose bytes nobody needs, and which the driver keeps all the same."""
 
-ORDER: Final = pl.Enum(["stream", "host"])
-"""How the position was found: from the work that ran on the GPU, or, for lack of it, from the time."""
+ORDER: Final = pl.Enum(["stream", "overlap", "host"])
+"""How the position was found: from the work that ran on the GPU; from the one of several that began last,
+though another of them was launched at another position; or, for lack of any, from the time."""
 
 PROCESSOR: Final = pl.Enum(["gpu", "cpu"])
 
@@ -115,9 +117,9 @@ TENSOR_MOVES: Final = Result(
             pl.Boolean,
             "flag",
             "Came into the GPU for a tensor that is younger than the bytes: they left before it was "
-            "allocated. Of bytes that never left in this trace: null.",
+            "allocated. Of bytes that never left in this trace, and of unknown state: null.",
         ),
-        derived("is_dead", pl.Boolean, "flag", "Cached, unused or stale: nobody needs the bytes."),
+        derived("is_dead", pl.Boolean, "flag", "Cached, unused or stale; null: not known."),
     ),
     nothing="Nothing was migrated.",
 )
@@ -145,6 +147,26 @@ JOINED_TABLES: Final = {
 }
 """Every table of a join by name; an analysis names them as parameters, as it does tables of a trace."""
 
+N_FAULT_ROWS: Final = derived(
+    "n_fault_rows",
+    pl.Int64,
+    "fault rows",
+    "GPU fault rows; one row is one driver batch, unless health says otherwise.",
+)
+
+OF_BATCHES: Final = (
+    derived(
+        "n_first_touch",
+        pl.Int64,
+        "batches",
+        "First touches: batches, as of `batches`, that copied nothing into memory that had no bytes.",
+    ),
+    derived("first_touch_ns", pl.Int64, "ns", "Service time of these batches."),
+    derived("n_shared_first_touch", pl.Int64, "batches", "First touches of shared VA blocks."),
+    derived("n_dead_rows", pl.Int64, "batches", "Batches all of whose bytes in are dead."),
+)
+"""Figures that count batches; where a row is no batch of its own, `batches` puts rows together."""
+
 STEP_LEDGER: Final = Result(
     "step_ledger",
     "one step of the program (NVTX range) on one GPU",
@@ -155,13 +177,8 @@ STEP_LEDGER: Final = Result(
         recorded("start_ns", pl.Int64, "ns", "Began."),
         recorded("end_ns", pl.Int64, "ns", "Ended."),
         derived("wall_ns", pl.Int64, "ns", "Its time."),
-        derived("n_fault_rows", pl.Int64, "fault rows", "GPU fault rows: driver batches."),
-        derived("n_first_touch", pl.Int64, "fault rows", "Of these first touches: nothing copied."),
-        derived("first_touch_ns", pl.Int64, "ns", "Service time of these batches."),
-        derived(
-            "n_shared_first_touch", pl.Int64, "fault rows", "First touches of shared VA blocks."
-        ),
-        derived("n_dead_rows", pl.Int64, "fault rows", "Batches all of whose bytes in are dead."),
+        N_FAULT_ROWS,
+        *OF_BATCHES,
         derived("n_managed_allocs", pl.Int64, "allocations", "Managed allocations made."),
         derived("n_tensors", pl.Int64, "tensors", "Tensors allocated."),
         derived("tensor_bytes", pl.Int64, "byte", "Their blocks."),

@@ -362,15 +362,24 @@ def _by_tensor(
         moved.join(faulted, on=keys, how="full", coalesce=True, nulls_equal=True)
         .with_columns(pl.col(_COUNTED).fill_null(0))
         .join(known, on="tensor_id", how="left")
+        .with_columns(_named())
         .collect()
     )
 
 
+def _named() -> pl.Expr:
+    """Keep tensors that were left out of the lives apart from memory of no tensor."""
+    lost = pl.col("tensor_id").is_not_null() & pl.col("part").is_null()
+    return pl.when(lost).then(pl.lit("unattributed")).otherwise("part").alias("part")
+
+
 def _added_up(found: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
     sums = found.group_by(keys).agg(
-        pl.col(*_COUNTED, "block_bytes").sum(), n_tensors=pl.col("tensor_id").count()
+        pl.col(*_COUNTED, "block_bytes").sum(),
+        n_tensors=pl.col("tensor_id").count(),
+        _n_sized=pl.col("block_bytes").count(),
     )
-    of_tensors = pl.when(pl.col("n_tensors") > 0).then("block_bytes")
+    of_tensors = pl.when(pl.col("_n_sized") > 0).then("block_bytes")
     return _most_first(_with_ratio(sums.with_columns(block_bytes=of_tensors)), keys)
 
 
