@@ -133,11 +133,11 @@ def stitched_sentence(row, name):
     idle, rounding = mib(row["idle_bytes"]), mib(row["rounding_bytes"])
     over = row["stitched_reserved_bytes"] - row["least_reserved_bytes"]
     more = "more" if over > 0 else "less"
-    bound = f"is {mib(abs(over))} MiB {more} than" if over else "is exactly"
+    bound = f"is {mib(abs(over))} MiB {more} than" if over else "is exactly what"
     why = (
-        f"beyond the peak of active bytes PyTorch's rules reserve {idle} MiB, stitching {rounding} MiB, which "
-        f"{bound} the most that active large tensors in whole chunks and the segments of the small pool ever "
-        "take together"
+        f"beyond the peak of active bytes PyTorch's rules reserve {idle} MiB, stitching {rounding} MiB; its "
+        f"total {bound} active large tensors in whole chunks and the segments of the small pool take "
+        "together at their most"
     )
     saved = row["saved_bytes"]
     if saved == 0:

@@ -38,7 +38,7 @@ from nsan.cli.results import (
     run_named,
 )
 from nsan.cli.tables import share
-from nsan.errors import NotASnapshotError, UsageError
+from nsan.errors import UsageError
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.units import format_bytes, format_count, format_time
 
@@ -120,13 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
     refuse_filters(args)
 
-    try:
-        snapshot = open_snapshot(args.trace)
-    except NotASnapshotError as error:
-        advice = (
-            "With a trace comes the snapshot of its run: `nsan allocator TRACE --snapshot FILE`."
-        )
-        raise NotASnapshotError(args.trace, error.detail, advice) from error
+    snapshot = open_snapshot(args.trace)
     found = _document(snapshot)
     write_document(args, found, lambda: _text(found, markdown=args.format == "markdown"))
     return 0

@@ -172,7 +172,7 @@ def test_the_runs_are_kept_and_not_made_again(made):
 
 def test_runs_that_are_given_keep_their_kind(made, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NSAN_CACHE_DIR", str(made / "stores"))
-    for side, run in (("off", "raw-1.5-none"), ("on", "caching-1.5-none")):
+    for side, run in (("off", "raw-0.8-none"), ("on", "caching-0.8-none")):
         (tmp_path / "mine" / side).mkdir(parents=True)
         for name in (f"{run}.sqlite", "snapshot.pickle"):
             (tmp_path / "mine" / side / name).symlink_to(made / "alexnet" / run / name)
@@ -183,7 +183,7 @@ def test_runs_that_are_given_keep_their_kind(made, tmp_path, capsys, monkeypatch
     assert "## Table 1. A step without and with the caching allocator (PCA): modelled" in out
     own = next(tables((made / "table1.md").read_text()))[2]
     given = next(tables(out))[2]
-    at = next(row for row in own if row[:2] == ["alexnet", "1.5"])
+    at = next(row for row in own if row[:2] == ["alexnet", "0.8"])
     # What else takes room on a GPU is in no trace: the factor of a recorded run is not known.
     assert given[1][:2] == ["mine", "-"]
     assert given[1][2:] == at[2:]
@@ -625,7 +625,7 @@ def test_what_stitching_does_follows_from_the_rows():
         "+21.2 points)." in said
     )
     assert "net (varying, seed 1): stitching saves 60 MiB" in said
-    assert "reserve 70 MiB, stitching 10 MiB, which is 3 MiB more than the most that active" in said
+    assert "reserve 70 MiB, stitching 10 MiB; its total is 3 MiB more than active large" in said
     found = stitching.found([], better)
     assert "+20.0 to +32.1 points: 1 within and 1 above the claimed range" in found["points"]
     assert "25" not in found["reserved"].split("claimed")[0]

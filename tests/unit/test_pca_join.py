@@ -871,6 +871,28 @@ def test_bytes_that_left_when_nothing_is_known_have_no_age():
     assert ages == [[False, True], [None, None]]
 
 
+def test_what_left_after_the_history_hides_what_left_before():
+    host = Host().allocate(10, "a", MIB)
+    moves = [
+        copy(120, "dtoh", "eviction"),
+        copy(150, "dtoh"),  # the CPU took the bytes when the history was over
+        copy(160, "dtoh", n_bytes=1 << 46, va=BASE + 64 * MIB),
+        copy(220),
+        copy(230, "dtoh", "eviction"),
+        copy(240, "dtoh", n_bytes=1 << 46, va=BASE - (1 << 45)),
+        copy(260),
+    ]
+    tables = join_by_hand(
+        host,
+        **works(launched(1, 20, 100, 140), launched(2, 30, 210, 300)),
+        allocations=[managed(0, BASE, 10), managed(0, BASE + 64 * MIB, 45)],
+        migrations=moves,
+    )
+    found = tables["tensor_moves"].select("state", "is_stale").rows()
+    hidden, left, gone = ("live", None), ("live", False), ("unknown", None)
+    assert found == [left, gone, gone, hidden, left, gone, hidden]
+
+
 def many(n):
     """Launch kernels one after the other; ids from 100 on."""
     return [launched(100 + i, 50 + 8 * i, 1000 + 10 * i, 1009 + 10 * i) for i in range(n)]
@@ -1009,6 +1031,26 @@ def test_bytes_that_left_while_either_of_two_kernels_ran_may_be_older_than_the_t
     tables = join_by_hand(host, **pairs, migrations=moves)
     found = tables["tensor_moves"].select("tensor_id", "order", "is_stale", "is_dead")
     assert found.rows() == [(1, "overlap", False, False), (1, "stream", None, None)]
+
+
+def test_bytes_that_the_cpu_took_while_two_kernels_ran_left_in_the_order_of_the_host():
+    pairs = works(
+        launched(1, 20, 100, 400),
+        launched(2, 40, 200, 300, stream=8),
+        launched(3, 50, 500, 600),
+    )
+    moves = [copy(250, "dtoh"), copy(520)]
+    tables = join_by_hand(one_after_the_other(), **pairs, migrations=moves)
+    found = tables["tensor_moves"].select("tensor_id", "order", "is_stale")
+    assert found.rows() == [(1, "host", False), (1, "stream", False)]
+
+
+def test_a_prefetch_call_leaves_no_doubt_whatever_runs_beside_it():
+    pairs = works(launched(1, 20, 100, 400), launched(2, 40, 200, 300, stream=8))
+    pairs["api_calls"].append(prefetch(60))
+    moves = [copy(250, cause="user")]
+    tables = join_by_hand(one_after_the_other(), **pairs, migrations=moves)
+    assert held(tables, "tensor_moves") == [("live", 1, "stream")]
 
 
 def test_a_fault_that_ends_as_the_next_kernel_begins_is_of_the_one_before():

@@ -52,7 +52,7 @@ def with_use(moves: pl.DataFrame) -> pl.DataFrame:
     others = numbered.join(asked, on="_piece", how="anti").with_columns(is_stale=known)
     parts = pl.concat([split.select(others.columns), others]).drop("_piece")
     is_dead = pl.col("state").cast(pl.String).is_in(DEAD_STATES) | pl.col("is_stale")
-    return parts.with_columns(is_dead=pl.when(is_known).then(is_dead))
+    return parts.with_columns(is_dead=is_dead)
 
 
 _UNKNOWN_LIFE: Final = -1

@@ -10,8 +10,11 @@ PROBE_BYTES: Final = 4096
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
 _OLD_CHECKPOINT: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_WITH_TRACE: Final = (
+    "`nsan summary FILE`, and with the snapshot of its run by `nsan allocator TRACE --snapshot FILE`."
+)
 _MAGIC: Final = (
-    (b"SQLite format 3\0", "a SQLite database", "Open an nsys export with `nsan summary FILE`."),
+    (b"SQLite format 3\0", "a SQLite database", f"Open an nsys export with {_WITH_TRACE}"),
     (b"PK\x03\x04", "a zip archive, as torch.save writes (a checkpoint?)", ""),
     (_OLD_CHECKPOINT, "a checkpoint of torch.save", ""),
     (b"PAR1", "a Parquet file", ""),
@@ -47,7 +50,7 @@ def what_is(head: bytes) -> tuple[str, str] | None:
         if head.startswith(magic):
             return what, advice
     if any(mark in head for mark in _REPORT_MARKS):
-        return "an nsys report", "Open it with `nsan summary FILE`."
+        return "an nsys report", f"Open it with {_WITH_TRACE}"
     if head.startswith(_OLD_PICKLES):
         return "a pickle of protocol 0 or 1", _AGAIN
     if head[0] == _PROTO and len(head) > 1:
