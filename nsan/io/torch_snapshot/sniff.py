@@ -10,9 +10,7 @@ PROBE_BYTES: Final = 4096
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
 _OLD_CHECKPOINT: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-_WITH_TRACE: Final = (
-    "`nsan summary FILE`, and with the snapshot of its run by `nsan allocator TRACE --snapshot FILE`."
-)
+_WITH_TRACE: Final = "`nsan summary FILE`, and with the snapshot of its run by `nsan allocator TRACE --snapshot FILE`."
 _MAGIC: Final = (
     (b"SQLite format 3\0", "a SQLite database", f"Open an nsys export with {_WITH_TRACE}"),
     (b"PK\x03\x04", "a zip archive, as torch.save writes (a checkpoint?)", ""),
