@@ -2,7 +2,7 @@
 
     python -m benchmarks.papers                 all three, from the driver model and the real snapshots
     python -m benchmarks.papers 1 -o papers     table 1; runs and text are kept, and a stopped one goes on
-    python -m benchmarks.papers --quick         one network, two factors, small sizes
+    python -m benchmarks.papers --quick         one network, small sizes, a factor or two
     python -m benchmarks.papers 1 --runs bert   table 1 from recorded runs: bert/off and bert/on
 
 Every figure says whether it is recorded, derived or modelled. What follows from a table is computed from

@@ -45,6 +45,7 @@ def row_of(name, factor, off_runs, on_runs):
     """
     off, on = pl.concat(off_runs), pl.concat(on_runs)
     row = {"name": name, "factor": factor, "n_steps": (off.height, on.height)}
+    row["n_shortest"] = min(steps.height for steps in (*off_runs, *on_runs))
     row["trends"] = trends(off_runs, "without PCA") | trends(on_runs, "with PCA")
     found = ratios(off, on).rows(named=True)
     found += [
@@ -237,6 +238,6 @@ def make(job):
         rows = with_texts([row_of(*each) for each in given])
         return text(rows, modelled=modelled, notes=notes)
     names = ["alexnet"] if job.quick else [each.name for each in NETWORKS]
-    factors, moderate = ((0.8, 1.5), ()) if job.quick else (FACTORS, MODERATE)
+    factors, moderate = ((0.8, 1.25), ()) if job.quick else (FACTORS, MODERATE)
     rows, switched = modelled_rows(job, names, factors, moderate)
     return text(with_texts(rows), modelled=True, switched=switched)

@@ -51,7 +51,7 @@ def _without_steps(rows):
 
 def _trends(rows):
     """Name the runs whose warm steps still trend: their means depend on how many steps were run."""
-    alone = [_where(row) for row in rows if 1 in row["n_steps"]]
+    alone = [_where(row) for row in rows if row["n_shortest"] == 1]
     found = [
         f"{_where(row)} {side} ({figures})"
         for row in rows
@@ -60,14 +60,14 @@ def _trends(rows):
     said, percent = [], f"{100 * TREND:.0f} %"
     if alone:
         said.append(
-            f"One warm step on a side, so that nothing tells whether it is warm: {listed(alone)}."
+            f"A run of one warm step, so that nothing tells whether it is warm: {listed(alone)}."
         )
     if found:
         said.append(
             f"Warm steps still trend, the first more than {percent} from the mean of the later ones, so "
             f"that another number of steps would give other means: {'; '.join(found)}."
         )
-    elif len(alone) < len(rows):
+    elif any(row["n_shortest"] > 1 for row in rows):
         said.append(
             f"No run still trends: the first warm step is within {percent} of the mean of the later ones."
         )

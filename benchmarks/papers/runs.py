@@ -39,7 +39,7 @@ class Job:
     folder : Path
         Gets the modelled runs; those that are there are kept.
     quick : bool
-        One network, two factors, small sizes.
+        One network, small sizes, a factor or two.
     runs : tuple of Path
         Runs that were recorded; none: the driver model makes them.
     is_scratch : bool

@@ -33,6 +33,9 @@ FIGURES = {
     "out_bytes": "what goes out",
     "step_ns": "step time",
 }
+CLOSE = 0.1
+"""Parts that differ by less than this share do equally much: they have no error that would tell."""
+
 _TOGETHER = {
     "yes": "Fewer faults, more traffic and faster together",
     "no": "Not all three together",
@@ -117,8 +120,9 @@ def _causes(rows, parts, figure):
 def strongest(parts):
     """Say which way a figure goes, which part does most of it and which work against it; empty: no way.
 
-    ``parts`` are rows of causal parts by their name. Against it work those that are more than a tenth of
-    the largest. What does most may do the opposite in some order of switching on, which is said.
+    ``parts`` are rows of causal parts by their name. Parts that are nearly as large as the largest are
+    named with it. Against it work those that are more than a tenth of the largest. What does most may do
+    the opposite in some order of switching on, which is said.
     """
     difference = _value(parts, "difference")
     if not difference:
@@ -133,8 +137,9 @@ def strongest(parts):
     ]
     way = "rises" if difference > 0 else "falls"
     if same:
-        most = max(same, key=lambda part: abs(same[part]))
-        way += f" most by {_WORDS[most]}{_in_some_orders(parts[most])}"
+        largest = max(map(abs, same.values()))
+        most = [part for part, value in same.items() if abs(value) >= (1 - CLOSE) * largest]
+        way += f" most by {listed(_WORDS[part] + _in_some_orders(parts[part]) for part in most)}"
     return f"{way} (against {listed(against)})" if against else way
 
 

@@ -93,7 +93,7 @@ def test_every_figure_says_of_which_kind_it_is(texts):
 
 def test_the_rows_that_were_asked_for_are_there(texts):
     assert float(cell(texts[1], "## Table 1", "Step, ms: off", "alexnet", "0.8")) > 0
-    assert float(cell(texts[1], "## Table 1", "Step, ms: off", "alexnet", "1.5")) > 0
+    assert float(cell(texts[1], "## Table 1", "Step, ms: off", "alexnet", "1.25")) > 0
     hints = {row[3] for row in list(tables(texts[2]))[1][2]}
     assert {"none", "prefetch chosen", "prefetch all", "prefetch objects, all"} <= hints
     assert {"preferred-cpu chosen"} <= hints
@@ -112,7 +112,7 @@ def test_the_rows_that_were_asked_for_are_there(texts):
 @pytest.mark.parametrize("side", ["off", "on"])
 def test_table_1_counts_what_stands_in_the_exports(made, texts, side):
     allocator = {"off": "raw", "on": "caching"}[side]
-    run = f"{allocator}-1.5-none"
+    run = f"{allocator}-1.25-none"
     database = sqlite3.connect(made / "alexnet" / run / f"{run}.sqlite")
     steps = database.execute(
         "select start, end from NVTX_EVENTS where text = 'step' order by start"
@@ -126,7 +126,7 @@ def test_table_1_counts_what_stands_in_the_exports(made, texts, side):
     ).fetchone()
     n = len(steps) - 2
     assert n >= 2
-    row = next(row for row in next(tables(texts[1]))[2] if row[:2] == ["alexnet", "1.5"])
+    row = next(row for row in next(tables(texts[1]))[2] if row[:2] == ["alexnet", "1.25"])
     first = {"off": 0, "on": 1}[side]
     warm_ms = sum(b - a for a, b in steps[2:]) / n / 1e6
     assert float(row[2 + first]) == pytest.approx(warm_ms, abs=0.06)
@@ -162,12 +162,12 @@ def test_of_paper_1_no_number_is_quoted():
 def test_the_runs_are_kept_and_not_made_again(made):
     said = []
     job = Job(made, quick=True, tell=said.append)
-    before = (made / "alexnet" / "raw-1.5-none" / "model.json").stat().st_mtime_ns
-    wanted = cases([0.8, 1.5], ["raw", "caching"], ["none"])
+    before = (made / "alexnet" / "raw-1.25-none" / "model.json").stat().st_mtime_ns
+    wanted = cases([0.8, 1.25], ["raw", "caching"], ["none"])
     found = job.modelled("alexnet", wanted)
     assert [line.endswith(": there already") for line in said] == [True] * 4
     assert [case for case, _ in found] == wanted
-    assert (made / "alexnet" / "raw-1.5-none" / "model.json").stat().st_mtime_ns == before
+    assert (made / "alexnet" / "raw-1.25-none" / "model.json").stat().st_mtime_ns == before
 
 
 def test_runs_that_are_given_keep_their_kind(made, tmp_path, capsys, monkeypatch):
@@ -215,7 +215,7 @@ def paper1(factor, step, rows, moved, *, dead=0, name="net", **widths):
     None: there is no interval.
     """
     row = {"name": name, "factor": factor, "dead_in_bytes": dead, "dead_out_bytes": dead}
-    row |= {"n_steps": (4, 4), "trends": {}}
+    row |= {"n_steps": (4, 4), "n_shortest": 4, "trends": {}}
     both = tuple(2 * value for value in moved)
     figures = {"step_ns": step, "fault_rows": rows, "in_bytes": moved, "out_bytes": moved}
     for figure, (off, on) in (figures | {"moved_bytes": both}).items():
@@ -384,8 +384,10 @@ def test_the_runs_that_still_trend_are_named_under_the_table():
     steady = caching.row_of("net", 1.5, [still], [still])
     assert "No run still trends" in " ".join(notes.note_of([steady]))
     alone = " ".join(notes.note_of([caching.row_of("net", 1.5, [still.head(1)], [still])]))
-    assert "One warm step on a side, so that nothing tells whether it is warm: net at 1.5." in alone
+    assert "A run of one warm step, so that nothing tells whether it is warm: net at 1.5." in alone
     assert "No run still trends" not in alone
+    repeated = caching.row_of("net", 1.5, [still.head(1), still.head(1)], [still])
+    assert "A run of one warm step" in " ".join(notes.note_of([repeated]))
 
 
 def test_a_run_without_a_warm_step_has_no_figures_and_is_named():
@@ -394,6 +396,7 @@ def test_a_run_without_a_warm_step_has_no_figures_and_is_named():
     text = caching.text(caching.with_texts([row]), modelled=False)
     assert "No warm step on one side, and so no figure: net at an unknown factor." in text
     assert cell(text, "## Table 1", "In, MiB: off", "net") == "-"
+    assert "trend" not in text
 
 
 def test_bytes_that_move_though_all_fits_are_discussed():
@@ -425,6 +428,8 @@ def test_a_figure_that_is_not_known_is_called_so():
             "rises most by packing (against reuse and the rest)",
         ),
         ((30, 0, 31, -1), "rises most by packing"),
+        ((-90, -46, -50, 6), "falls most by reuse and packing (against the rest)"),
+        ((-80, -44, -50, 14), "falls most by packing (against the rest)"),
         ((0, -5, 5, 0), ""),
     ],
 )
@@ -495,8 +500,8 @@ def test_without_more_memory_no_padding_is_told():
 
 
 def test_the_managed_memory_of_a_run_is_that_of_its_allocations(made):
-    run = made / "alexnet" / "raw-1.5-none"
-    database = sqlite3.connect(run / "raw-1.5-none.sqlite")
+    run = made / "alexnet" / "raw-1.25-none"
+    database = sqlite3.connect(run / "raw-1.25-none.sqlite")
     changes = database.execute(
         "select bytes * (case memoryOperationType when 0 then 1 else -1 end) "
         "from CUDA_GPU_MEMORY_USAGE_EVENTS where memKind = 4 order by start"
