@@ -252,7 +252,7 @@ def replays_of(
 @lru_cache(maxsize=1)
 def _replayed(key: _Frames) -> Replays:
     segments, blocks, written, values = key.frames
-    events = _told(written)
+    events = told(written)
     settings = AllocatorSettings.from_rows(dict(values.iter_rows()))
     gpus = pl.concat([segments["device_id"], events["device_id"]]).drop_nulls().unique().sort()
     recorded = {
@@ -286,10 +286,21 @@ FEWEST_ENTRIES: Final = 2
 """A shorter history is none: recording with ``enabled="state"`` keeps the last entry."""
 
 
-def _told(events: pl.DataFrame) -> pl.DataFrame:
-    """Leave out histories of one entry, unless it says that memory ran out."""
-    told = (pl.len().over("device_id") >= FEWEST_ENTRIES) | (pl.col("action") == "oom")
-    return events.filter(told)
+def told(events: pl.DataFrame) -> pl.DataFrame:
+    """Leave out histories of one entry, unless it says that memory ran out.
+
+    Parameters
+    ----------
+    events : DataFrame
+        Entries: reads ``device_id``, ``action``.
+
+    Returns
+    -------
+    DataFrame
+        Those of GPUs that have a history.
+    """
+    has_history = (pl.len().over("device_id") >= FEWEST_ENTRIES) | (pl.col("action") == "oom")
+    return events.filter(has_history)
 
 
 def _level_before(

@@ -220,7 +220,7 @@ def _tensors(found: Replays) -> pl.DataFrame:
         "alloc_sequence", "_first"
     )
     return (
-        _with_own_stacks(found)
+        with_own_stacks(found)
         .join(last, on="device_id", how="left")
         .join(found.checks.select("device_id", "replay_kind"), on="device_id", how="left")
         .with_columns(life_ns=pl.max_horizontal(ends - begins, pl.when(ends.is_not_null()).then(0)))
@@ -235,10 +235,20 @@ def _tensors(found: Replays) -> pl.DataFrame:
     )
 
 
-def _with_own_stacks(found: Replays) -> pl.DataFrame:
+def with_own_stacks(found: Replays) -> pl.DataFrame:
     """Take the stack of a block that is still held where the entry of its allocation has none.
 
     That is what recording with ``context="state"`` leaves.
+
+    Parameters
+    ----------
+    found : Replays
+        Of a snapshot.
+
+    Returns
+    -------
+    DataFrame
+        Its ``tensors``, in their order.
     """
     known = [
         frames[1].select("device_id", "va", _stack="stack_id") for frames in found.recorded.values()

@@ -15,6 +15,7 @@ import polars as pl
 
 from nsan.analysis.allocator.call_sites import with_call_sites
 from nsan.analysis.allocator.replayed import BEFORE, replays_of
+from nsan.analysis.allocator.tensors import with_own_stacks
 from nsan.analysis.pca.stream_order import newest_open
 from nsan.torch_alloc.tables import STACKS
 from nsan.units import NS_PER_US
@@ -124,10 +125,8 @@ def histories_of_snapshot(
     times = found.events.select(
         "device_id", "sequence", time_ns=clock.ns().cum_max().forward_fill().over("device_id")
     )
-    blocks = (
-        snapshot["blocks"].select("device_id", "va", _stack="stack_id", _state="state").collect()
-    )
-    lives = _lives(found.tensors, times, blocks).with_columns(pid=pl.lit(pid, pl.UInt32))
+    blocks = snapshot["blocks"].select("device_id", "va", _state="state").collect()
+    lives = _lives(with_own_stacks(found), times, blocks).with_columns(pid=pl.lit(pid, pl.UInt32))
     segments = found.segments.sort("device_id", maintain_order=True)
     gpus = pl.concat([lives["device_id"], segments["device_id"], times["device_id"]])
     histories = _by_gpu(
@@ -162,8 +161,7 @@ def _lives(tensors: pl.DataFrame, times: pl.DataFrame, blocks: pl.DataFrame) -> 
     for column, entry in (("alloc_ns", "alloc_sequence"), ("free_ns", done)):
         at = times.rename({"sequence": entry, "time_ns": column})
         known = known.join(at, on=["device_id", entry], how="left", maintain_order="left")
-    # Of a block that is still held the snapshot has the stack, if its entry has none, and whether its free
-    # is pending.
+    # Of a block that is still held the snapshot says whether its free is pending.
     blocks = blocks.unique(["device_id", "va"], keep="first", maintain_order=True)
     waits = held & (pl.col("_state") == "active_pending_free").fill_null(value=False)
     return (
@@ -172,11 +170,10 @@ def _lives(tensors: pl.DataFrame, times: pl.DataFrame, blocks: pl.DataFrame) -> 
         .with_columns(
             tensor_id=pl.int_range(pl.len(), dtype=pl.Int64),
             free_sequence=pl.col(done),
-            stack_id=pl.coalesce("stack_id", pl.when(held).then("_stack")),
             # A free that was pending before the history has at most an end.
             is_pending=pl.col("free_requested_sequence").is_null() & (waits | ~held),
         )
-        .drop("_stack", "_state", done)
+        .drop("_state", done)
     )
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import polars as pl
 
-from nsan.analysis.allocator.replayed import FEWEST_ENTRIES
+from nsan.analysis.allocator.replayed import told
 from nsan.analysis.driver.batches import BATCH_READS, batches, with_batch_id
 from nsan.analysis.pca.clock import Clock, Moments, clock_fits, clock_of
 from nsan.analysis.pca.coverage import bounded
@@ -113,19 +113,13 @@ def _histories(found: JoinInput) -> tuple[pl.DataFrame, Clock | None, list[Histo
         **{name: found.snapshot[name] for name in ("allocator_events", "annotations")},
     }
     frames = dict(zip(tables, pl.collect_all(tables.values()), strict=True))
-    if not _has_history(frames["allocator_events"]):
+    if told(frames["allocator_events"]).is_empty():
         raise NotAlignedError(NotAlignedError.NO_HISTORY)
     moments = Moments(**frames, session_start_utc_ns=found.session_start_utc_ns)
     fits = clock_fits(moments)
     clock = clock_of(fits)
     pid = _process(found.trace) if clock.pid is None else clock.pid
     return fits, clock, histories_of_snapshot(found.snapshot, clock, pid)
-
-
-def _has_history(events: pl.DataFrame) -> bool:
-    """Say whether any GPU has more than the one entry that a recording of the state alone keeps."""
-    told = events.group_by("device_id").agg(n=pl.len(), oom=(pl.col("action") == "oom").any())
-    return not told.filter((pl.col("n") >= FEWEST_ENTRIES) | pl.col("oom")).is_empty()
 
 
 _TRACE_MOMENTS: Final = ("allocations", "nvtx_ranges", "nvtx_marks", "api_calls")

@@ -38,9 +38,10 @@ def placed(histories: Sequence[History], events: pl.DataFrame) -> tuple[pl.DataF
     -------
     events : DataFrame
         In any order, with ``_row`` (their place before), the columns of ``NO_PIECES``, and ``earliest`` and
-        ``latest`` (positions between which theirs is; null: not known); parts add up to the events. A row without a place, process or time, and one that no history covers, is one part of
-        unknown state. ``order`` is ``overlap`` where the work that ran side by side was launched when the
-        memory was held otherwise.
+        ``latest`` (positions between which theirs is; null: not known); parts add up to the events. A row
+        without a place, process or time, and one that no history covers, is one part of unknown state.
+        ``order`` is ``overlap`` where the work that ran side by side was launched when the memory was held
+        otherwise.
     reused : DataFrame
         ``tensor_id``, ``reused_bytes``.
 

@@ -23,8 +23,8 @@ METHOD: Final = pl.Enum(["segments", "annotations", "mark", "session_start"])
 STATE: Final = pl.Enum(["live", "pending", "cached", "unused", "outside", "unknown"])
 """What memory was to the allocator at that position: ``live``, held by a tensor; ``pending``, freed, but
 another stream may still use it; ``cached``, held by no tensor any more; ``unused``, in a segment, but
-no tensor has held it since the segment was made (or since the recording began); ``outside``, in no segment then; ``unknown``, the row
-says no place or process, or the history does not reach that time."""
+no tensor has held it since the segment was made (or since the recording began); ``outside``, in no
+segment then; ``unknown``, the row says no place or process, or the history does not reach that time."""
 
 DEAD_STATES: Final = ("cached", "unused")
 """Memory whose bytes nobody needs, and which the driver keeps all the same."""
