@@ -16,25 +16,11 @@ from nsan.errors import UsageError
 from nsan.info import MODEL_KIND
 from nsan.joined import Joined, join
 from nsan.opening import open_trace
-from nsan.pca_found import Condition, Found, find_runs, named_run
-from nsan.pca_pairs import Pair, left_out, pairs_of
 
 if TYPE_CHECKING:
+    from nsan.pca_found import Found
+    from nsan.pca_pairs import Pair
     from nsan.trace import Trace
-
-__all__ = [
-    "Condition",
-    "Found",
-    "Pair",
-    "Run",
-    "find_runs",
-    "is_modelled",
-    "left_out",
-    "named_run",
-    "open_pairs",
-    "open_run",
-    "pairs_of",
-]
 
 UNKNOWN_WITHOUT_SNAPSHOT: Final = (
     "n_shared_first_touch",
@@ -91,7 +77,7 @@ def open_run(found: Found, *, step: str = "step", progress: bool = False) -> Run
     Parameters
     ----------
     found : Found
-        What :func:`find_runs` gave.
+        What :func:`nsan.pca_found.find_runs` gave.
     step : str, default "step"
         NVTX range of a step.
     progress : bool, default False
@@ -140,6 +126,12 @@ def is_modelled(run: Run) -> bool:
     return run.trace.info.kind == MODEL_KIND
 
 
+def gives_advice(run: Run) -> bool:
+    """Say whether a run tells the driver where memory belongs."""
+    calls = run.trace.api_calls.select(pl.col("name").str.contains("MemAdvise").any())
+    return bool(calls.collect().item())
+
+
 def _no_step(found: Found, trace: Trace, step: str) -> UsageError:
     counts = trace.nvtx_ranges.drop_nulls("name").group_by("name").len()
     names = counts.sort(["len", "name"], descending=[True, False]).head(8).collect()["name"]
@@ -164,7 +156,7 @@ def open_pairs(
     Parameters
     ----------
     pairs : sequence of Pair
-        What :func:`pairs_of` gave.
+        What :func:`nsan.pca_pairs.pairs_of` gave.
     step : str, default "step"
         NVTX range of a step.
     tell : callable, optional

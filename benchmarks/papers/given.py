@@ -5,7 +5,9 @@ from __future__ import annotations
 from benchmarks.papers.runs import WARMUP
 from nsan.analysis.pca.ratios import warm_steps
 from nsan.errors import UsageError
-from nsan.pca_runs import find_runs, is_modelled, named_run, open_pairs, pairs_of
+from nsan.pca_found import find_runs, named_run
+from nsan.pca_pairs import pairs_of
+from nsan.pca_runs import is_modelled, open_pairs
 
 SIDES = ("off", "on")
 _CAPTURES = ("*.sqlite", "*.nsys-rep")

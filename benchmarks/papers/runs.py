@@ -17,7 +17,8 @@ from nsan.model.settings import Settings
 from nsan.model.sweep import sweep
 from nsan.model.workloads import network
 from nsan.model.workloads.training import TrainingRun
-from nsan.pca_runs import find_runs, open_run
+from nsan.pca_found import find_runs
+from nsan.pca_runs import open_run
 
 WARMUP = 2
 """Steps left out at the start: in the first one the driver meets every page, and the second still feels it."""

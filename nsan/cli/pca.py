@@ -284,7 +284,7 @@ def _of_run(run: Run, warmup: int) -> dict[str, Any]:
 
 def _doubts(off: Sequence[Run], on: Sequence[Run]) -> Iterator[str]:
     """Say what of a pair cannot be told, and what makes it doubtful."""
-    from nsan.pca_runs import is_modelled
+    from nsan.pca_runs import gives_advice, is_modelled
 
     for each in on:
         if each.found.snapshot is None and each.found.condition.allocator != "raw":
@@ -292,6 +292,11 @@ def _doubts(off: Sequence[Run], on: Sequence[Run]) -> Iterator[str]:
                 f"{each.found.name} has no memory snapshot: what is reuse, dead traffic or packing is "
                 "unknown, and in the remainder."
             )
+    if any(map(gives_advice, (*off, *on))):
+        yield (
+            "The runs give memory advice (cudaMemAdvise): rows that only map memory where it lies look like "
+            "first touches, and count as such."
+        )
     if len({is_modelled(each) for each in (*off, *on)}) > 1:
         yield "Some of the runs are modelled and others are recorded."
     counts = {each.n_steps for each in (*off, *on)}

@@ -15,11 +15,13 @@ from nsan.analysis.pca.ratios import warm_steps
 from nsan.cli import main
 from nsan.cli.pca import COLUMNS, table_rows
 from nsan.cli.pca_text import text_of
+from nsan.model.hints import Hint
 from nsan.model.making import Recipe, make, oversubscribed
 from nsan.model.networks import tensors as t
 from nsan.model.placing import placed
 from nsan.model.settings import Settings
-from nsan.pca_runs import find_runs, open_run
+from nsan.pca_found import find_runs
+from nsan.pca_runs import open_run
 from nsan.units import MIB, format_bytes
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
@@ -569,3 +571,16 @@ def test_notes_are_told_and_one_warm_step_has_no_interval(folder, document, caps
     noted = [{**pair, "notes": ["They differ in `seed`."]} for pair in document["pairs"]]
     text = text_of({**document, "pairs": noted}, markdown=True)
     assert text.count("- Note: They differ in \\`seed\\`.") == 1
+
+
+def test_runs_that_give_memory_advice_say_what_looks_like_a_first_touch(tmp_path, capsys):
+    for allocator in ("raw", "caching"):
+        under = placed(little(), allocator, Settings().gpu_profile, hints=[Hint("preferred-cpu")])
+        make(Recipe(under.program, Settings(), placed=under), tmp_path / allocator)
+    assert main(["pca", str(tmp_path), "-q"]) == 0
+    assert "The runs give memory advice" in capsys.readouterr().out
+
+
+def test_runs_without_memory_advice_do_not(document):
+    notes = [note for pair in document["pairs"] for note in pair["notes"]]
+    assert not [note for note in notes if "advice" in note]
