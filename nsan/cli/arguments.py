@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nsan.cli.render import complain, emit, safe
+from nsan.cli.render import complain, emit
 from nsan.errors import (
     BrokenStoreError,
     OutputExistsError,
@@ -18,6 +18,7 @@ from nsan.errors import (
     OutputWriteError,
     UsageError,
 )
+from nsan.text import safe
 
 if TYPE_CHECKING:
     from nsan.trace import Trace

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.render import Field, Row, dash
-from nsan.cli.tables import cause_word, direction_word, share
+from nsan.cli.tables import share
+from nsan.text import cause_word, direction_word
 from nsan.units import format_address, format_bytes, format_count, format_rate, format_time
 
 if TYPE_CHECKING:

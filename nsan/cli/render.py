@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nsan.errors import OutputWriteError
+from nsan.text import safe
 
 Row = Mapping[str, Any]
 
-_UNSAFE: Final = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
 _FORMULA: Final = re.compile(r"[=+@\t\r]|-(?!-)")
 _MARKDOWN: Final = re.compile(r"[\\`*_\[\]|!~#]")
 _COLOURS: Final = {"fail": "31", "warn": "33", "unknown": "36", "ok": "32"}
@@ -32,17 +30,6 @@ class Field:
     header: str
     write: Callable[[Any], str]
     right: bool = True
-
-
-def safe(text: object) -> str:
-    r"""Make text harmless in a terminal: control and direction characters become visible.
-
-    Examples
-    --------
-    >>> print(safe("add\x1b[31m"))
-    add\x1b[31m
-    """
-    return _UNSAFE.sub(lambda found: f"\\x{ord(found[0]):02x}", str(text))
 
 
 def name(text: object, *, markdown: bool) -> str:

@@ -6,26 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nsan.cli.render import Field, dash, word
+from nsan.text import cause_word, direction_word
 from nsan.units import format_bytes, format_count, format_rate, format_time
-
-_DIRECTIONS: Final = {"htod": "HtoD", "dtoh": "DtoH", "dtod": "DtoD"}
-_CAUSES: Final = {
-    "user": "user prefetch",
-    "coherence": "page fault",
-    "prefetch": "speculative prefetch",
-    "eviction": "eviction",
-    "access_counters": "access counters",
-}
-
-
-def direction_word(value: str) -> str:
-    """Write a direction as analysts know it."""
-    return _DIRECTIONS.get(value, value)
-
-
-def cause_word(value: str) -> str:
-    """Write a cause as the nsys UI does, spelt right."""
-    return _CAUSES.get(value, value)
 
 
 def share(value: float | None) -> str:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsan.cli.render import Field, coloured, csv_text, flat, indented, json_text, safe, table, word
+from nsan.cli.render import Field, coloured, csv_text, flat, indented, json_text, table, word
+from nsan.text import safe
 
 NAME = (Field("name", "Name", word, right=False), Field("n", "N", str))
 

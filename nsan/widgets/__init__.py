@@ -1,0 +1,1 @@
+"""Views for a notebook: the explorer, and two traces side by side."""
