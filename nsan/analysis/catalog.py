@@ -67,6 +67,14 @@ MODULES: Final = (
     "pca.sharing",
     "pca.ledger",
     "pca.rows",
+    "views.rates",
+    "views.map",
+    "views.transfers",
+    "views.spread",
+    "views.largest",
+    "views.work_lanes",
+    "views.steps",
+    "views.segment_map",
 )
 """Modules of this package that hold analyses, in the order of the table of contents."""
 
