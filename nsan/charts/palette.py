@@ -1,8 +1,8 @@
 """One colour per cause, access, direction and state, in light and dark; imports no chart library.
 
-Causes take the eight colours of Okabe and Ito, which people who see no red or no green can tell apart;
-accesses take those of Paul Tol's bright scheme. What stands beside each other in one view differs in
-lightness too.
+Causes began as the colours of Okabe and Ito, accesses as Paul Tol's bright scheme; both are moved a little
+so that any two of them differ by 18 or more in CIE Lab for people with each kind of colour blindness, on
+either ground, and stand out from it by 3 to 1 (``tests/unit/test_palette.py``).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Shade:
 
 
 CAUSES: Final = {
-    "coherence": Shade("#d55e00", "#f0803c"),
-    "prefetch": Shade("#56b4e9", "#56b4e9"),
-    "user": Shade("#0072b2", "#4c9be8"),
-    "eviction": Shade("#b0528a", "#e08fc0"),
-    "access_counters": Shade("#009e73", "#2fc79a"),
-    "unknown": Shade("#8a8a8a", "#9a9a9a"),
-    "other": Shade("#b8a000", "#f0e442"),
+    "coherence": Shade("#b14400", "#f0803c"),
+    "prefetch": Shade("#7996c6", "#4ab3f1"),
+    "user": Shade("#0066a6", "#0581cc"),
+    "eviction": Shade("#983f77", "#e08fc0"),
+    "access_counters": Shade("#0a955c", "#25e6b5"),
+    "unknown": Shade("#8d8d8d", "#838383"),
+    "other": Shade("#ac9400", "#f0e442"),
 }
 """Colour of each migration cause (:data:`nsan.schema.CAUSE`)."""
 
 ACCESSES: Final = {
-    "read": Shade("#4477aa", "#6f9fd0"),
-    "write": Shade("#ee6677", "#ff8896"),
-    "atomic": Shade("#aa3377", "#d766a8"),
-    "prefetch": Shade("#228833", "#55bb66"),
-    "unknown": Shade("#8a8a8a", "#9a9a9a"),
-    "other": Shade("#b09c1e", "#ccbb44"),
+    "read": Shade("#617baf", "#7da0d3"),
+    "write": Shade("#d34269", "#ffa6a3"),
+    "atomic": Shade("#a83377", "#b2509a"),
+    "prefetch": Shade("#258730", "#4fb862"),
+    "unknown": Shade("#949494", "#898989"),
+    "other": Shade("#a99515", "#cdbb44"),
 }
 """Colour of each access of a page fault (:data:`nsan.schema.ACCESS`)."""

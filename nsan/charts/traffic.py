@@ -1,0 +1,164 @@
+"""Traffic of managed memory over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import altair as alt
+import polars as pl
+
+from nsan.charts.catalog import chart
+from nsan.charts.theme import (
+    Drawing,
+    Part,
+    Theme,
+    TimeAxis,
+    byte_unit,
+    cause_color,
+    cause_label,
+    direction_label,
+    exact_time,
+    far_note,
+    look,
+    themed,
+    time_axis,
+    titled,
+)
+from nsan.text import direction_word
+from nsan.units import counted, format_bytes
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What rows of bars share: time, its range, and size."""
+
+    time: TimeAxis
+    domain: list[float]
+    unit: str
+    width: int
+    theme: Theme
+
+
+@chart(
+    question="When did memory move, which way and why?",
+    draws=("causes_over_time",),
+    figures=("n_migrations", "bytes"),
+)
+def migrations_over_time(
+    moved: pl.DataFrame, *, width: int = 640, theme: Theme = "light"
+) -> Drawing:
+    """Draw bytes moved over time by cause: what came into GPUs upwards, what left them downwards.
+
+    Parameters
+    ----------
+    moved : DataFrame, ``CAUSES_OVER_TIME``
+        One row per stretch of time, direction and cause.
+    width : int, default 640
+        Pixels of the drawn area.
+    theme : {"light", "dark"}
+        The ground.
+
+    Returns
+    -------
+    altair chart
+        Stacked bars; copies between GPUs, where there are any, in a row of their own.
+    """
+    first, last, most = moved.select(
+        pl.min("start_ns"),
+        pl.max("end_ns"),
+        most=(pl.col("before_bytes") + pl.col("bytes")).max(),
+    ).row(0)
+    time = time_axis(first, last)
+    unit, size = byte_unit(most)
+    frame = _prepared(moved, time, size)
+    domain = [frame["start"].min(), frame["end"].max()]
+    shared = _Frame(time, domain, unit, width, theme)  # type: ignore[arg-type]
+    between = frame["direction"] == direction_word("dtod")
+    body: Drawing
+    if not between.any():
+        body = _across(frame, shared, labels=True)
+    elif between.all():
+        body = _between(frame, shared)
+    else:
+        # One scale of time for both rows, and its labels once.
+        rows = (_across(frame.filter(~between), shared, labels=False), frame.filter(between))
+        body = alt.vconcat(rows[0], _between(rows[1], shared), spacing=10)
+    return themed(
+        body.properties(title=titled("Migrations over time", width, [_note(moved)])), theme
+    )
+
+
+def _note(moved: pl.DataFrame) -> str:
+    copies = counted(int(moved["n_migrations"].sum()), "copy", "copies")
+    together = f", of {moved['n_gpus'][0]} GPUs together" * (moved["n_gpus"][0] > 1)
+    step = exact_time(moved["end_ns"][0] - moved["start_ns"][0])
+    return f"Bytes of {copies}, added up where they start, in stretches of {step}{together}.{_only(moved)}{far_note(moved)}"
+
+
+def _only(moved: pl.DataFrame) -> str:
+    """Name the cause where there is but one: then there is no legend."""
+    found = moved.select(cause_label().fill_null("unknown")).to_series().unique().to_list()
+    if len(found) > 1:
+        return ""
+    return " The cause is not known." if found == ["unknown"] else f" All by {found[0]}."
+
+
+def _prepared(moved: pl.DataFrame, time: TimeAxis, size: int) -> pl.DataFrame:
+    """Put times and sizes into the units of the axes; what leaves a GPU gets a minus."""
+    sign = pl.when(pl.col("direction").cast(pl.String) == "dtoh").then(-1).otherwise(1)
+    return moved.select(
+        start=time.of("start_ns"),
+        end=time.of("end_ns"),
+        low=sign * pl.col("before_bytes") / size,
+        high=sign * (pl.col("before_bytes") + pl.col("bytes")) / size,
+        cause=cause_label().fill_null("unknown"),
+        direction=direction_label().fill_null("unknown"),
+        moved=pl.col("bytes").map_elements(format_bytes, return_dtype=pl.String),
+        copies="n_migrations",
+    )
+
+
+def _across(frame: pl.DataFrame, shared: _Frame, *, labels: bool) -> Part:
+    """Draw what crossed between host and GPUs."""
+    title = f"\N{LEFTWARDS ARROW} out of GPU, {shared.unit}, into GPU \N{RIGHTWARDS ARROW}"
+    return _bars(frame, shared, title=title, height=260, labels=labels)
+
+
+def _between(frame: pl.DataFrame, shared: _Frame) -> Part:
+    """Draw what moved from GPU to GPU."""
+    return _bars(frame, shared, title=f"Between GPUs, {shared.unit}", height=120, labels=True)
+
+
+def _bars(
+    frame: pl.DataFrame, shared: _Frame, *, title: str, height: int, labels: bool
+) -> alt.LayerChart:
+    time = shared.time
+    scale = alt.Scale(domain=shared.domain, nice=False)
+    axis = alt.Axis() if labels else alt.Axis(labels=False, ticks=False)
+    x = time.axis("start", scale=scale, axis=axis)
+    bars = (
+        alt.Chart(frame, width=shared.width, height=height)
+        .mark_bar(binSpacing=0)
+        .encode(
+            x=x if labels else x.title(None),
+            x2="end:Q",
+            y=alt.Y(
+                "low:Q", title=title, axis=alt.Axis(labelExpr="format(abs(datum.value), ',~g')")
+            ),
+            y2="high:Q",
+            color=cause_color(frame, shared.theme, shared.width),
+            tooltip=[
+                alt.Tooltip("start:Q", title=f"Start, {time.unit}", format=",.6~f"),
+                alt.Tooltip("direction:N", title="Direction"),
+                alt.Tooltip("cause:N", title="Cause"),
+                alt.Tooltip("moved:N", title="Moved"),
+                alt.Tooltip("copies:Q", title="Copies", format=","),
+            ],
+        )
+    )
+    zero = (
+        alt.Chart(pl.DataFrame({"zero": [0]}))
+        .mark_rule(color=look(shared.theme).muted, strokeWidth=1)
+        .encode(y="zero:Q")
+    )
+    return bars + zero
