@@ -1,0 +1,434 @@
+"""What an explorer shows: the events of a trace, the part that filters keep, and the lanes above the map.
+
+A scene knows no browser. It turns a window of time and a stretch of the map into a message, and
+answers which rows lie where.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import polars as pl
+
+from nsan.analysis.views.events import Events, view_events
+from nsan.analysis.views.grids import UNITS
+from nsan.analysis.views.pyramid import Pyramid
+from nsan.charts.palette import ACCESSES, CAUSES
+from nsan.schema import TABLES
+from nsan.text import cause_word, direction_word
+from nsan.units import counted, format_bytes, format_time
+from nsan.widgets import messages
+from nsan.widgets.facts import Fact, kind_of, unanswered
+from nsan.widgets.filters import (
+    Filters,
+    Options,
+    checked,
+    layers_of,
+    options_of,
+    owners_of,
+    windows_of,
+)
+from nsan.widgets.lanes import Intervals, LaneOf
+from nsan.widgets.strips import Bars
+
+if TYPE_CHECKING:
+    from nsan.trace import Trace
+
+Span = tuple[int, int]
+
+BYS: Final = UNITS
+"""What the colour of the map can say, with the unit of its value."""
+
+CATEGORIES: Final = {"cause": [*CAUSES], "access": [*ACCESSES], "density": [], "latency": []}
+"""Categories by number, for each way to colour."""
+
+OVERVIEW_COLUMNS: Final = 480
+OVERVIEW_SHAPE: Final = (480, 220)
+_MANY_ROWS: Final = 500_000
+
+
+class Scene:
+    """The events of a trace and what of them is shown.
+
+    Parameters
+    ----------
+    trace : Trace
+        The trace.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        tables = {name: getattr(trace, name) for name in TABLES}
+        self.all_events: Events = view_events(tables)
+        self.intervals = Intervals(trace, self.all_events)
+        self.events = self.all_events
+        self.pyramid = Pyramid(self.events)
+        self.layers: list[int] | None = None
+        self.refaults: pl.DataFrame | None = None
+        """What was evicted and came back, once it is known."""
+        self._spoken: dict[str, list[int]] = {}
+        # What is added up for one view is kept for the next: not twice at a time.
+        self._lock = threading.Lock()
+        self.filters: Filters = checked({}, self.options)
+        self.lanes = self.intervals.lanes(self.filters, self.options)
+
+    @cached_property
+    def options(self) -> Options:
+        """What the filters can choose from."""
+        events = self.all_events
+        return options_of(self.trace, events.layers, events.owners)
+
+    @cached_property
+    def extent(self) -> Span:
+        """Time that the views cover, ns: events, kernels and ranges."""
+        known = [self.all_events.extent] if self.all_events.n_rows else []
+        for table in (self.trace.kernels, self.trace.nvtx_ranges):
+            span = table.select(pl.col("start_ns").min(), pl.col("end_ns").max()).collect().row(0)
+            known += [span] if None not in span else []
+        if not known:
+            return 0, 1
+        start, end = min(a for a, _ in known), max(b for _, b in known)
+        return int(start), int(max(end, start + 1))
+
+    @property
+    def origin_ns(self) -> int:
+        """Times are sent to the browser from here, ns from the session start."""
+        return self.extent[0]
+
+    @property
+    def places(self) -> Span:
+        """The whole map, in bytes of folded addresses."""
+        return 0, max(self.all_events.addresses.total_bytes, 1)
+
+    def place_of(self, pid: int | None, va: int, size: int) -> Span | None:
+        """Find the stretch of the map that a range of addresses has.
+
+        Parameters
+        ----------
+        pid : int or None
+            Its process.
+        va, size : int
+            First byte and bytes.
+
+        Returns
+        -------
+        (int, int) or None
+            First byte and first behind, folded; None where no event uses either end.
+        """
+        import numpy as np
+
+        ends = np.array([va, va + max(size, 1) - 1], dtype=np.uint64)
+        found = self.all_events.addresses.places(pid, ends)
+        return (int(found[0]), int(found[1]) + 1) if (found >= 0).all() else None
+
+    def set_filters(self, filters: Filters) -> None:
+        """Show what some filters keep.
+
+        Parameters
+        ----------
+        filters : dict
+            As :func:`nsan.widgets.filters.checked` gives them.
+        """
+        events = self.all_events
+        owners = owners_of(events.owners, filters, self._owners_that_ran(filters))
+        windows = windows_of(self.trace, self.options, filters)
+        held = self._held(filters)
+        same = ("pid", "device", "kernel", "nvtx", "allocation")
+        if any(filters[key] != self.filters[key] for key in same):
+            whole = owners is None and windows is None and held is None
+            kept = events.kept(owners=owners, windows=windows, places=held)
+            self.events = events if whole else kept
+            self.pyramid = Pyramid(self.events)
+        self.layers = layers_of(events.layers, filters)
+        self.filters = filters
+        self.lanes = self.intervals.lanes(self.filters, self.options)
+
+    def _owners_that_ran(self, filters: Filters) -> list[pl.DataFrame]:
+        """Find processes and GPUs of the chosen kernels, and processes of the chosen ranges."""
+        found = []
+        kernels, ranges = self.intervals.kernels, self.intervals.ranges
+        for key, frame in (("kernel", kernels), ("nvtx", ranges)):
+            ids = filters[key]
+            if ids is not None:
+                names = self.options.chosen(key, ids)
+                mine = frame.filter(pl.col("name").is_in(names))
+                keys = ["pid", "device_id"] if key == "kernel" else ["pid"]
+                found.append(mine.select(keys).unique())
+        return found
+
+    def _held(self, filters: Filters) -> pl.DataFrame | None:
+        """Find the stretches of the map and the lives of the chosen allocations."""
+        if filters["allocation"] is None:
+            return None
+        rows = []
+        for row in self.options.chosen("allocation", filters["allocation"]):
+            place = self.place_of(row["pid"], row["va"], row["bytes"])
+            if place is not None:
+                rows.append((*place, row["alloc_ns"], row["free_ns"]))
+        names = ("place_start", "place_end", "alloc_ns", "free_ns")
+        return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64), orient="row")
+
+    @cached_property
+    def bars(self) -> Bars:
+        """The lanes of bars."""
+        return Bars(self.all_events.layers)
+
+    def lane_config(self) -> list[dict[str, Any]]:
+        """Describe the lanes for the browser, from top to bottom."""
+        found: list[dict[str, Any]] = [
+            {"id": each.id, "label": each.label, "kind": "intervals", "pick": each.pick}
+            for each in self.lanes
+        ]
+        for bar in self.bars.lanes:
+            scope = "causes" if bar["category"] else bar["id"]
+            found.append({**bar, "kind": "bars", "pick": None, "scope": scope})
+        return found
+
+    def strip(self, window: Span, n_columns: int) -> pl.DataFrame:
+        """Add up rows and bytes in columns of time, with what the filters keep.
+
+        Parameters
+        ----------
+        window : (int, int)
+            Time, ns.
+        n_columns : int
+            Columns of equal width.
+
+        Returns
+        -------
+        DataFrame
+            ``column``, ``layer``, ``n``, ``bytes``, ``n_page_faults``. Parts add up to the rows that
+            start in the window.
+        """
+        with self._lock:
+            return self.pyramid.strip(window, n_columns=n_columns, layers=self.layers)
+
+    def overview(self, strip: pl.DataFrame) -> dict[str, Any]:
+        """Write the strip above the lanes.
+
+        Parameters
+        ----------
+        strip : DataFrame
+            The whole extent in ``OVERVIEW_COLUMNS`` columns.
+
+        Returns
+        -------
+        dict
+            Plain containers for the browser.
+        """
+        heights = self.bars.heights(strip, OVERVIEW_COLUMNS)
+        lanes = self.bars.lanes
+        moved = np.array([lane["category"] is not None for lane in lanes], dtype=bool)
+        faults = heights[~moved].sum(axis=0)
+        known = any(unanswered(self.trace, name) is None for name in ("gpu_faults", "cpu_faults"))
+        return {
+            "columns": OVERVIEW_COLUMNS,
+            "stacks": [
+                {"category": lane["category"], "values": values}
+                for lane, values in zip(lanes, heights.tolist(), strict=True)
+                if lane["category"] is not None
+            ],
+            "faults": faults.tolist() if known or faults.any() else None,
+            "fault_label": "fault rows",
+            "max": int(heights[moved].sum(axis=0).max(initial=0)),
+            "max_faults": int(faults.max(initial=0)),
+        }
+
+    def view(
+        self,
+        window: Span,
+        place: Span,
+        by: str,
+        shape: tuple[int, int],
+        *,
+        high: float | None = None,
+    ) -> tuple[messages.Message, messages.Buffers]:
+        """Build the message that shows a part of the trace.
+
+        Parameters
+        ----------
+        window : (int, int)
+            Time, ns from the session start.
+        place : (int, int)
+            Stretch of the map, folded bytes.
+        by : str
+            What the colour says; a key of ``BYS``.
+        shape : (int, int)
+            Columns and rows of the map.
+        high : float, optional
+            Top of the colour scale, where another view shares it.
+
+        Returns
+        -------
+        dict, list of bytes
+            The message without ``view`` and ``id``, and its buffers.
+        """
+        began = time.perf_counter()
+        head, buffers = self._map(window, place, by, shape, high)
+        strip = self.strip(window, shape[0])
+        facts = self.facts(window, strip)
+        bars = self._bars(strip, shape[0])
+
+        def build(most: int) -> tuple[messages.Message, messages.Buffers]:
+            names = messages.Names()
+            lanes = [
+                {"id": each.id, "items": self._items(each, window, shape[0], most, names)}
+                for each in self.lanes
+            ]
+            return {
+                "kind": "view",
+                "window": [side - self.origin_ns for side in window],
+                "place": list(place),
+                "by": by,
+                "unit": BYS[by],
+                "map": head,
+                "lanes": [*lanes, *bars],
+                "names": names.texts,
+                "facts": facts,
+                "took_ms": round((time.perf_counter() - began) * 1e3, 1),
+            }, buffers
+
+        return messages.fitted(build)
+
+    def _items(
+        self, each: LaneOf, window: Span, n_columns: int, most: int, names: messages.Names
+    ) -> list[list[int]]:
+        found = each.within(window, n_columns=n_columns, most=most)
+        return messages.intervals(found, names, self.origin_ns)
+
+    def _map(
+        self, window: Span, place: Span, by: str, shape: tuple[int, int], high: float | None
+    ) -> tuple[messages.Message, messages.Buffers]:
+        # Rows one by one, or cells: either way of what the colour speaks of, and nothing else.
+        if by not in self._spoken:
+            self._spoken[by] = self.pyramid.layers_of(by)  # type: ignore[arg-type]
+        spoken = self._spoken[by]
+        if self.layers is not None:
+            spoken = [layer for layer in spoken if layer in self.layers]
+        with self._lock:
+            rows = self.pyramid.marks(window, place, layers=spoken, most=messages.MOST_MARKS)
+        if rows is not None:
+            drawn = _with_colour(rows, by)
+            head = messages.marks(drawn, by, CATEGORIES[by], self.origin_ns, high=high)
+            return {**head, **self._why_empty(by, head["n"])}, []
+        asked = (window, place)
+        with self._lock:
+            window, place, shape = self.pyramid.fitted(
+                window,
+                place,
+                shape=shape,
+                by=by,  # type: ignore[arg-type]
+                layers=spoken,
+            )
+            cells = self.pyramid.cells(window, place, shape=shape, by=by, layers=spoken)  # type: ignore[arg-type]
+        head, buffers = messages.raster(cells, shape, CATEGORIES[by], high=high)
+        if (window, place) != asked:
+            head["window"] = [side - self.origin_ns for side in window]
+            head["place"] = list(place)
+        return head, buffers
+
+    def warm(self) -> None:
+        """Add up what zooms will need, so that nobody waits for it; costs nothing for a small trace."""
+        if self.all_events.n_rows < _MANY_ROWS:
+            return
+        start, end = self.extent
+        for share in (1, 16, 256):
+            half = max(1, (end - start) // share // 2)
+            middle = (start + end) // 2
+            for by in ("cause", "access"):
+                self.top((middle - half, middle + half), self.places, by, OVERVIEW_SHAPE)
+
+    def _why_empty(self, by: str, n: int) -> dict[str, str]:
+        """Say why a map is empty, where the capture is the reason."""
+        if n or by not in {"cause", "access"}:
+            return {}
+        table, label = {
+            "cause": ("migrations", "migrations"),
+            "access": ("gpu_faults", "GPU fault rows"),
+        }[by]
+        word = unanswered(self.trace, table)
+        return {"empty": f"{label}: {word}"} if word else {}
+
+    def top(self, window: Span, place: Span, by: str, shape: tuple[int, int]) -> float:
+        """Find the largest value that a view of this part would show, for a scale in common."""
+        head, _ = self._map(window, place, by, shape, None)
+        return float(head["max"])
+
+    def _bars(self, strip: pl.DataFrame, n_columns: int) -> list[dict[str, Any]]:
+        heights = self.bars.heights(strip, n_columns)
+        return [
+            {"id": bar["id"], "values": values, "max": max(values), "unit": bar["unit"]}
+            for bar, values in zip(self.bars.lanes, heights.tolist(), strict=True)
+        ]
+
+    def facts(self, window: Span, strip: pl.DataFrame) -> list[Fact]:
+        """Say in a few facts what starts in a window.
+
+        Parameters
+        ----------
+        window : (int, int)
+            Time, ns.
+        strip : DataFrame
+            The window in any number of columns.
+
+        Returns
+        -------
+        list of [label, text, kind]
+            What moved by direction and cause, and faults, with what the filters keep; what was not
+            recorded says so.
+        """
+        kind = kind_of(self.trace)
+        made = kind_of(self.trace, "derived")
+        found = [["window", format_time(window[1] - window[0]), made]]
+        for table, direction, cause, n, size in self.bars.sums(strip):
+            if table == "migrations":
+                label = f"{direction_word(direction or '-')}, {cause_word(cause or 'unknown')}"
+                text = f"{format_bytes(size)} in {counted(n, 'copy', 'copies')}"
+                found.append([label, text, kind])
+            else:
+                label = "GPU fault rows" if table == "gpu_faults" else "CPU page faults"
+                found.append([label, counted(n, "row"), kind])
+        for table, label in (("gpu_faults", "GPU fault rows"), ("migrations", "migrations")):
+            word = unanswered(self.trace, table)
+            if word:
+                found.append([label, word, ""])
+        return found
+
+
+def _with_colour(rows: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Give single rows what the colour of the map says of them."""
+    length = pl.col("end_ns") - pl.col("start_ns")
+    values: Mapping[str, pl.Expr] = {
+        "cause": pl.col("bytes"),
+        "access": pl.col("n_page_faults"),
+        "density": pl.lit(1),
+        "latency": length,
+    }
+    category = pl.col(by).cast(pl.String) if by in {"cause", "access"} else pl.lit(None, pl.String)
+    words = [cause_word(cause) for cause in CAUSES]
+    directions = ["htod", "dtoh", "dtod"]
+    moved = (
+        pl.col("direction")
+        .cast(pl.String)
+        .replace_strict(directions, [direction_word(each) for each in directions], default="")
+        + " "
+        + pl.col("cause").cast(pl.String).replace_strict([*CAUSES], words, default="unknown")
+    )
+    what = (
+        pl.when(pl.col("table") == "migrations")
+        .then(moved)
+        .when(pl.col("table") == "gpu_faults")
+        .then(pl.lit("GPU fault row, ") + pl.col("access").cast(pl.String).fill_null("unknown"))
+        .otherwise(pl.lit("CPU page fault"))
+    )
+    return rows.with_columns(
+        pl.col("end_ns").fill_null(pl.col("start_ns")),
+        category=category,
+        value=values[by].cast(pl.Float64),
+        what=what,
+    )
