@@ -23,7 +23,7 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,lab]'
 	@touch $@
 
 $(VENV)/.lab: $(VENV)/.base
@@ -60,7 +60,7 @@ demo: $(VENV)/.base ## Import captures and print their summaries
 	$(BIN)/nsan pca sample_data/model/pca_off sample_data/model/pca_on
 
 test: $(VENV)/.dev ## All tests with small counts and fixed seeds; what CI runs
-	$(BIN)/python -m pytest -n $(WORKERS) -p no:randomly
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -p no:randomly
 
 check: $(VENV)/.dev ## Format, lint, types and the fast tests
 	$(BIN)/ruff format --check .
@@ -73,7 +73,7 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .
 
 soak: $(VENV)/.dev ## Property and fuzz tests with large counts and random seeds
-	NSAN_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -q
+	NSAN_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
 
 bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BENCH_ARGS=--large for 5 M faults)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.run $(BENCH_ARGS)
@@ -87,8 +87,9 @@ bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BE
 samples: $(VENV)/.dev ## Make the modelled traces of sample_data/model again, row for row
 	$(BIN)/nsan model samples -o sample_data/model --force-overwrite
 
-lab: $(VENV)/.lab ## JupyterLab with nsan installed
-	$(BIN)/jupyter lab
+lab: $(VENV)/.lab ## JupyterLab on a copy of the explore notebook (TRACE=FILE: on a trace of yours)
+	@mkdir -p demo-output
+	cd demo-output && ../$(BIN)/nsan lab $(if $(TRACE),'$(abspath $(TRACE))')
 
 clean: ## Remove what was made here
 	rm -rf $(VENV) demo-output build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

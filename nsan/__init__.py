@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsan.analysing import analyse
+    from nsan.charting import chart
     from nsan.contract import summary
     from nsan.info import TraceInfo
     from nsan.joined import Joined, join
     from nsan.opening import import_trace, open_snapshot, open_trace
     from nsan.snapshot import Snapshot
     from nsan.trace import Trace
+    from nsan.widgets.compare import compare_view
+    from nsan.widgets.explorer import explore
 
 __version__ = "0.1.0"
 
@@ -31,6 +34,9 @@ __all__ = [
     "TraceInfo",
     "__version__",
     "analyse",
+    "chart",
+    "compare_view",
+    "explore",
     "import_trace",
     "join",
     "open_snapshot",
@@ -44,11 +50,16 @@ _HOMES = {
     "Trace": "nsan.trace",
     "TraceInfo": "nsan.info",
     "analyse": "nsan.analysing",
+    "chart": "nsan.charting",
+    "compare_view": "nsan.widgets.compare",
+    "explore": "nsan.widgets.explorer",
     "import_trace": "nsan.opening",
     "join": "nsan.joined",
+    "load_ipython_extension": "nsan.cli.magics",
     "open_snapshot": "nsan.opening",
     "open_trace": "nsan.opening",
     "summary": "nsan.contract",
+    "unload_ipython_extension": "nsan.cli.magics",
 }
 
 

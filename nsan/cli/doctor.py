@@ -69,7 +69,9 @@ def _findings() -> Iterator[Finding]:
         ("scipy", "clusters and fits", ""),
         ("jupyterlab", "explore a trace in a notebook", "lab"),
         ("papermill", "reports", "lab"),
+        ("anywidget", "the explorer in a notebook", "lab"),
         ("altair", "charts", "lab"),
+        ("vl-convert-python", "charts as PNG, SVG, PDF", "lab"),
         ("numba", "the driver model", "model"),
         ("dask", "many traces at once", "scale"),
     ):

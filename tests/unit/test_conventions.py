@@ -192,8 +192,55 @@ def test_readers_import_no_analysis_and_no_command():
 
 
 def test_only_the_command_line_imports_the_command_line():
-    others = [p for p in FILES if p not in files_of("cli") and p.name != "__main__.py"]
+    # The package itself only names what resolves on first use.
+    outside = (ROOT / "__init__.py", ROOT / "__main__.py")
+    others = [p for p in FILES if p not in (*files_of("cli"), *outside)]
     assert breaches(others, ("nsan.cli",)) == []
+
+
+CHARTS_NEVER = (
+    "nsan.io",
+    "nsan.model",
+    "nsan.trace",
+    "nsan.opening",
+    "nsan.analysing",
+    "nsan.widgets",
+    "nsan.cli",
+    "ipywidgets",
+    "anywidget",
+)
+
+
+def calls(path):
+    """Names of the methods that a file calls."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return {func.attr for func in nodes if isinstance(func, ast.Attribute)}
+
+
+def test_charts_draw_frames_and_see_nothing_else():
+    assert len(files_of("charts")) > 3
+    assert breaches(files_of("charts"), CHARTS_NEVER) == []
+
+
+def test_charts_never_group_or_join():
+    grouping = {"group_by", "group_by_dynamic", "join_asof", "join_where", "agg", "pivot"}
+    found = {path.name: calls(path) & grouping for path in files_of("charts")}
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+@pytest.mark.parametrize(
+    ("library", "home"),
+    [
+        ("altair", "charts"),
+        ("vl_convert", "charts"),
+        ("ipywidgets", "widgets"),
+        ("anywidget", "widgets"),
+    ],
+)
+def test_a_library_of_views_is_imported_in_one_place(library, home):
+    allowed = [*files_of(home), *(p for p in files_of("cli") if p.name == "magics.py")]
+    assert breaches([p for p in FILES if p not in allowed], (library,)) == []
 
 
 def test_databases_are_read_in_io_only():
