@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# A file of tests runs on one worker: what it makes once is made once. In order: the longest, those in a browser, come first.
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format soak bench samples lab clean
+.PHONY: help demo test check format soak bench samples pictures lab clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -60,7 +62,7 @@ demo: $(VENV)/.base ## Import captures and print their summaries
 	$(BIN)/nsan pca sample_data/model/pca_off sample_data/model/pca_on
 
 test: $(VENV)/.dev ## All tests with small counts and fixed seeds; what CI runs
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -p no:randomly
+	$(BIN)/python -m pytest $(SPREAD) -p no:randomly
 
 check: $(VENV)/.dev ## Format, lint, types and the fast tests
 	$(BIN)/ruff format --check .
@@ -73,7 +75,7 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .
 
 soak: $(VENV)/.dev ## Property and fuzz tests with large counts and random seeds
-	NSAN_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
+	NSAN_SOAK=1 $(BIN)/python -m pytest $(SPREAD) -q
 
 bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BENCH_ARGS=--large for 5 M faults)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.run $(BENCH_ARGS)
@@ -83,9 +85,14 @@ bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BE
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.allocator
 	@echo
 	$(BIN)/python -m benchmarks.snapshots
+	@echo
+	$(BIN)/python -m benchmarks.explorer
 
 samples: $(VENV)/.dev ## Make the modelled traces of sample_data/model again, row for row
 	$(BIN)/nsan model samples -o sample_data/model --force-overwrite
+
+pictures: $(VENV)/.dev ## Make the pictures of the README again; needs Chromium
+	$(BIN)/python docs/pictures.py
 
 lab: $(VENV)/.lab ## JupyterLab on a copy of the explore notebook (TRACE=FILE: on a trace of yours)
 	@mkdir -p demo-output

@@ -2376,6 +2376,8 @@ class Explorer {
   }
 
   resize() {
+    // JupyterLab renders before the element is in the document: until then it has no style to read.
+    if (!this.colours?.text) this.takeTheme();
     const width = Math.floor(this.root.clientWidth - 2 * this.padding());
     if (width <= 0 || width === this.width) return;
     const isFirst = !this.width;

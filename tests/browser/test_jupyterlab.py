@@ -19,7 +19,7 @@ from browser import jupyter, pages
 
 from nsan.cli.lab import copy_notebook
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("jupyterlab")]
+pytestmark = pytest.mark.browser
 
 SAMPLES = x.REPOSITORY / "sample_data"
 SWEEP = SAMPLES / "model" / "oversubscribed_sweep" / "oversubscribed_sweep.sqlite"

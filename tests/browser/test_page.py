@@ -18,7 +18,7 @@ from browser.conftest import here
 
 explorer_module = pytest.importorskip("nsan.widgets.explorer", reason="pip install 'nsan[lab]'")
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("pages")]
+pytestmark = pytest.mark.browser
 
 MODEL = x.REPOSITORY / "sample_data" / "model"
 SWEEP = MODEL / "oversubscribed_sweep" / "oversubscribed_sweep.sqlite"

@@ -239,8 +239,7 @@ def test_charts_never_group_or_join():
     ],
 )
 def test_a_library_of_views_is_imported_in_one_place(library, home):
-    allowed = [*files_of(home), *(p for p in files_of("cli") if p.name == "magics.py")]
-    assert breaches([p for p in FILES if p not in allowed], (library,)) == []
+    assert breaches([p for p in FILES if p not in files_of(home)], (library,)) == []
 
 
 def test_databases_are_read_in_io_only():
