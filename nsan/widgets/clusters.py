@@ -120,9 +120,9 @@ def _fields(trace: Trace, clusters: Clusters) -> list[_Field]:
         _Field(pages, "faulted pages", format_count),
         _Field("bytes", "moved in", format_bytes),
     ]
-    # Where none were recorded, a count of 0 would be wrong.
+    # Where none were recorded there is no count: an empty column tells nothing.
     if unanswered(trace, "gpu_faults") is None:
-        found.append(_Field("n_rows", "fault rows", format_count))
+        found.append(_Field("n_fault_rows", "fault rows", format_count))
     if by_place:
         found.append(_Field("pattern", "pattern", _word, "left"))
     return [*found, _Field("kernel", "main kernel", _kernel, "left")]

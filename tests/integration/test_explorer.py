@@ -698,7 +698,7 @@ def test_what_was_not_recorded_says_so(explorers):
     assert explorer.config["overview"]["faults"] is None or not any(
         explorer.config["overview"]["faults"]
     )
-    assert "n_rows" not in [column["id"] for column in explorer.clusters["columns"]]
+    assert "n_fault_rows" not in [column["id"] for column in explorer.clusters["columns"]]
     browser.tell(kind="pick", what="kernel", id=0)
     facts = {label: text for label, text, _ in explorer.panel["facts"]}
     assert facts["GPU fault rows"].startswith("not recorded")

@@ -86,28 +86,28 @@ def test_the_largest_jump_between_pauses_separates_episodes():
     # Pauses 90, 100, 110 inside, 9 990 between: 9 990 / 110 is the largest ratio.
     starts = [0, 100, 210, 330, 10_330, 10_430]
     found = _episodes(_faults(*_rows_at(*starts)))
-    assert found.select("start_ns", "end_ns", "n_rows").rows() == [(0, 340, 4), (10_330, 10_440, 2)]
+    assert found.select("start_ns", "end_ns", "n_fault_rows").rows() == [(0, 340, 4), (10_330, 10_440, 2)]
     assert 110 <= found["gap_ns"][0] < 9_990
 
 
 def test_without_a_knee_there_is_one_episode():
     # Each pause is at most 3 times the one before it.
     found = _episodes(_faults(*_rows_at(0, 110, 300, 700)))
-    assert found["n_rows"].to_list() == [4]
+    assert found["n_fault_rows"].to_list() == [4]
 
 
 def test_a_given_gap_is_inclusive():
     # Pauses of exactly 90 and 91.
     rows = _faults(*_rows_at(0, 100, 201))
-    assert _episodes(rows, gap_ns=90)["n_rows"].to_list() == [2, 1]
-    assert _episodes(rows, gap_ns=91)["n_rows"].to_list() == [3]
+    assert _episodes(rows, gap_ns=90)["n_fault_rows"].to_list() == [2, 1]
+    assert _episodes(rows, gap_ns=91)["n_fault_rows"].to_list() == [3]
 
 
 def test_a_long_row_covers_the_pause_of_a_short_one_inside_it():
     rows = _faults(
         {"start_ns": 0, "end_ns": 1_000}, {"start_ns": 10, "end_ns": 20}, *_rows_at(1_050)
     )
-    assert _episodes(rows, gap_ns=60)["n_rows"].to_list() == [3]
+    assert _episodes(rows, gap_ns=60)["n_fault_rows"].to_list() == [3]
 
 
 def test_an_episode_says_what_moved_in_it_and_what_moved_in_none_is_told_apart():
@@ -127,7 +127,7 @@ def test_an_episode_says_what_moved_in_it_and_what_moved_in_none_is_told_apart()
     )
     kernels = _kernels(("a", 0, 140), ("b", 140, 5_200), ("c", 5_200, 6_000))
     found = _episodes(rows, copies, kernels, gap_ns=1_000).select(
-        "episode_id", "n_rows", "n_read_rows", "n_write_rows", "n_other_rows", "n_faulted_pages",
+        "episode_id", "n_fault_rows", "n_read_rows", "n_write_rows", "n_other_rows", "n_faulted_pages",
         "n_va_blocks", "bytes", "n_kernels", "kernel",
     )  # fmt: skip
     # Pages 0, 1, 1, 2 are three; the second episode meets only kernel b.
@@ -146,7 +146,7 @@ def test_without_fault_rows_the_copies_say_when_faults_were_serviced():
         {"start_ns": 50 * MS, "va": PAGE * 16},
     )
     found = _episodes(NO_FAULTS, copies, gap_ns=MS)
-    assert found.select("start_ns", "end_ns", "n_rows", "bytes").rows() == [
+    assert found.select("start_ns", "end_ns", "n_fault_rows", "bytes").rows() == [
         (0, 5_010, 0, 2 * PAGE),
         (50 * MS, 50 * MS + 10, 0, PAGE),
     ]
@@ -157,7 +157,7 @@ def test_processes_and_gpus_have_episodes_of_their_own():
         *_rows_at(0, 100), *_rows_at(50, device_id=1), *_rows_at(60, pid=None, device_id=None)
     )
     found = _episodes(rows, gap_ns=1_000)
-    assert found.select("pid", "device_id", "n_rows").rows() == [
+    assert found.select("pid", "device_id", "n_fault_rows").rows() == [
         (None, None, 1),
         (1, 0, 2),
         (1, 1, 1),
@@ -321,7 +321,7 @@ def test_a_fault_row_counts_where_the_first_faulted_copy_of_its_batch_is():
         {"start_ns": 900, "end_ns": None},
     )
     found = fault_clusters(rows, copies, _kernels(("k", 0, 100)), time_bin_ns=100).collect()
-    assert found.select("cluster_id", "n_rows", "n_read_rows", "n_write_rows", "kernel").rows() == [
+    assert found.select("cluster_id", "n_fault_rows", "n_read_rows", "n_write_rows", "kernel").rows() == [
         (0, 1, 0, 1, "k"),
         (1, 0, 0, 0, "k"),
         (2, 1, 1, 0, None),
@@ -385,16 +385,16 @@ def test_clusters_do_not_depend_on_the_order_of_rows_and_totals_close(drawn, mix
     for _, _, n, gpu, cause, way in drawn:
         if way != "dtoh" and cause in (2, 3, None):
             wanted[gpu] += n * PAGE
-    sums = one.group_by("device_id").agg(pl.col("bytes", "n_rows").sum())
+    sums = one.group_by("device_id").agg(pl.col("bytes", "n_fault_rows").sum())
     assert {gpu: size for gpu, size, _ in sums.rows() if size} == dict(wanted)
-    assert sums["n_rows"].sum() == faults.collect().height
+    assert sums["n_fault_rows"].sum() == faults.collect().height
     # The bytes of a GPU do not depend on the other's.
     alone = [row for row in rows if row["device_id"] == 1]
     assert_frame_equal(
-        one.filter(pl.col("device_id") == 1).drop("cluster_id", "n_rows", "n_read_rows"),
+        one.filter(pl.col("device_id") == 1).drop("cluster_id", "n_fault_rows", "n_read_rows"),
         fault_clusters(NO_FAULTS, _copies(*alone), kernels, time_bin_ns=64, min_pages=3)
         .collect()
-        .drop("cluster_id", "n_rows", "n_read_rows"),
+        .drop("cluster_id", "n_fault_rows", "n_read_rows"),
     )
 
 
@@ -414,4 +414,4 @@ def test_episodes_do_not_depend_on_the_order_of_rows_and_bytes_close(drawn, mixe
     )
     assert one["bytes"].sum() == wanted
     # Rows that fit no copies are refused as a whole: episodes then stand on copies.
-    assert one["n_rows"].sum() in {0, len(faults)}
+    assert one["n_fault_rows"].sum() in {0, len(faults)}

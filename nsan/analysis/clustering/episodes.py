@@ -237,7 +237,7 @@ def _episodes(
         .join(main_kernel(copies, by), on=by, how="left", nulls_equal=True)
         .join(spans, on=by, how="full", nulls_equal=True, coalesce=True)
     )
-    counts = ("n_faulted_pages", "n_va_blocks", "bytes", *ACCESS_MIX, "n_rows")
+    counts = ("n_faulted_pages", "n_va_blocks", "bytes", *ACCESS_MIX, "n_fault_rows")
     return (
         with_kernel_count(moved, kernels)
         .join(rows, on="episode_id", how="left")

@@ -47,7 +47,7 @@ ACCESS_MIX: Final = {
 """Counts of fault rows by access type; together they are all rows."""
 
 ACCESS_COLUMNS: Final = (
-    derived("n_rows", pl.Int64, "rows", "Fault rows."),
+    derived("n_fault_rows", pl.Int64, "rows", "Fault rows."),
     derived("n_read_rows", pl.Int64, "rows", "Of these: reads."),
     derived("n_write_rows", pl.Int64, "rows", "Of these: writes."),
     derived("n_atomic_rows", pl.Int64, "rows", "Of these: atomics."),
@@ -166,7 +166,7 @@ def access_counts() -> list[pl.Expr]:
     """Give the expressions that count fault rows, in all and by access type."""
     access = pl.col("access").cast(pl.String).fill_null("unknown")
     return [
-        pl.len().cast(pl.Int64).alias("n_rows"),
+        pl.len().cast(pl.Int64).alias("n_fault_rows"),
         *(access.is_in(kinds).sum().cast(pl.Int64).alias(n) for n, kinds in ACCESS_MIX.items()),
     ]
 
