@@ -214,7 +214,12 @@ def _segments(part: pl.DataFrame, width: int, theme: Theme) -> alt.Chart:
             x2="end:Q",
             y=alt.Y("segment:N", sort=order, title="Segment, by address", axis=axis),
             color=alt.Color("state:N", scale=scale, legend=legend(states, "Block", width)),
-            tooltip=["segment:N", "state:N", held, "n_blocks:Q"],
+            tooltip=[
+                alt.Tooltip("segment:N", title="Segment"),
+                alt.Tooltip("state:N", title="Block"),
+                held,
+                alt.Tooltip("n_blocks:Q", title="Blocks", format=","),
+            ],
         )
     )
 
@@ -305,7 +310,7 @@ def _tiles(mine: pl.DataFrame, width: int, theme: Theme) -> alt.Chart:
     # The lowest address is at the bottom.
     places = alt.Scale(domain=order[::-1])
     sizes = [
-        alt.Tooltip(f"{name}:Q", title=f"{name}, {unit}", format=".3f")
+        alt.Tooltip(f"{name}:Q", title=f"{name.capitalize()}, {unit}", format=".3f")
         for name in ("moved", "dead")
     ]
     return (
@@ -316,7 +321,12 @@ def _tiles(mine: pl.DataFrame, width: int, theme: Theme) -> alt.Chart:
             x2="end:Q",
             y=alt.Y("place:O", scale=places, title="First address (unused left out)", axis=labels),
             color=alt.Color("state:N", scale=scale, legend=legend(states, "Memory was", width)),
-            tooltip=["place:N", "state:N", *sizes, "n_parts:Q"],
+            tooltip=[
+                alt.Tooltip("place:N", title="First address"),
+                alt.Tooltip("state:N", title="Memory was"),
+                *sizes,
+                alt.Tooltip("n_parts:Q", title="Parts of copies", format=","),
+            ],
         )
     )
 

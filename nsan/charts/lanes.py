@@ -83,7 +83,13 @@ def work_over_time(
             y=y,
             color=_color(shown, theme, width),
             opacity=alt.Opacity("busy_share:Q", scale=_BUSY, legend=None),
-            tooltip=["short:N", "n:Q", "start:Q", "end:Q", "busy:N"],
+            tooltip=[
+                alt.Tooltip("short:N", title="Name"),
+                alt.Tooltip("n:Q", title="Put together", format=","),
+                alt.Tooltip("start:Q", title=f"Start, {axis.unit}", format=",.6~f"),
+                alt.Tooltip("end:Q", title=f"End, {axis.unit}", format=",.6~f"),
+                alt.Tooltip("busy:N", title="Busy"),
+            ],
         )
     )
     labels = _labels(shown, width)

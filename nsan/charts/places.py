@@ -248,7 +248,11 @@ def _moved(
     return bars.encode(
         x=alt.X("bytes:Q", title=title, stack="zero", axis=axis),
         color=cause_color(rows, theme, width),
-        tooltip=["label:N", "cause:N", alt.Tooltip("bytes:Q", title=unit, format=".2f")],
+        tooltip=[
+            alt.Tooltip("label:N", title="Name"),
+            alt.Tooltip("cause:N", title="Cause"),
+            alt.Tooltip("bytes:Q", title=f"{unit} (to the CPU below 0)", format=".2f"),
+        ],
     )
 
 
@@ -259,7 +263,10 @@ def _counts(part: pl.DataFrame, theme: Theme) -> alt.Chart:
     bars = alt.Chart(counts).mark_bar(color=muted(theme))
     return bars.encode(
         x=alt.X("faults:Q", title=title, axis=alt.Axis(tickCount=3)),
-        tooltip=["label:N", alt.Tooltip("faults:Q", title=title)],
+        tooltip=[
+            alt.Tooltip("label:N", title="Name"),
+            alt.Tooltip("faults:Q", title=title, format=","),
+        ],
     )
 
 

@@ -117,7 +117,12 @@ def _histogram(
             ),
             y=alt.Y("bytes:Q", title=f"Came back, {unit}", stack="zero"),
             color=alt.Color("way:N", scale=scale, legend=legend(ways, "Came back", width)),
-            tooltip=["label:O", "way:N", alt.Tooltip("bytes:Q", format=".2f"), "n_runs:Q"],
+            tooltip=[
+                alt.Tooltip("label:O", title=_MEASURES[measure]),
+                alt.Tooltip("way:N", title="Came back"),
+                alt.Tooltip("bytes:Q", title=unit, format=".2f"),
+                alt.Tooltip("n_runs:Q", title="Runs of pages", format=","),
+            ],
         )
     )
 

@@ -117,6 +117,7 @@ def _rows(mine: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, Any]]:
         "x": alt.Scale(domain=[0, longest / ns], nice=False),
         "y": alt.Scale(domain=[min(least, 0) / size, max(most, 0) / size or 1.0], nice=True),
         "x_title": f"Time in the step, {time}",
+        "unit": time,
         "y_title": f"{unit} out | in" if least < 0 else f"{unit} in",
     }
     return rows, scales
@@ -138,7 +139,12 @@ def _panel(
             y=alt.Y("low:Q", title=y_title, scale=scales["y"], axis=axis),
             y2="high:Q",
             color=color,
-            tooltip=["cause:N", alt.Tooltip("moved:Q", format=".3f"), "start:Q", "end:Q"],
+            tooltip=[
+                alt.Tooltip("cause:N", title="Cause"),
+                alt.Tooltip("moved:Q", title=scales["y_title"].partition(" ")[0], format=".3f"),
+                alt.Tooltip("start:Q", title=f"From, {scales['unit']}", format=",.6~f"),
+                alt.Tooltip("end:Q", title=f"To, {scales['unit']}", format=",.6~f"),
+            ],
         )
     )
 

@@ -86,7 +86,10 @@ def test_the_largest_jump_between_pauses_separates_episodes():
     # Pauses 90, 100, 110 inside, 9 990 between: 9 990 / 110 is the largest ratio.
     starts = [0, 100, 210, 330, 10_330, 10_430]
     found = _episodes(_faults(*_rows_at(*starts)))
-    assert found.select("start_ns", "end_ns", "n_fault_rows").rows() == [(0, 340, 4), (10_330, 10_440, 2)]
+    assert found.select("start_ns", "end_ns", "n_fault_rows").rows() == [
+        (0, 340, 4),
+        (10_330, 10_440, 2),
+    ]
     assert 110 <= found["gap_ns"][0] < 9_990
 
 
@@ -321,7 +324,9 @@ def test_a_fault_row_counts_where_the_first_faulted_copy_of_its_batch_is():
         {"start_ns": 900, "end_ns": None},
     )
     found = fault_clusters(rows, copies, _kernels(("k", 0, 100)), time_bin_ns=100).collect()
-    assert found.select("cluster_id", "n_fault_rows", "n_read_rows", "n_write_rows", "kernel").rows() == [
+    assert found.select(
+        "cluster_id", "n_fault_rows", "n_read_rows", "n_write_rows", "kernel"
+    ).rows() == [
         (0, 1, 0, 1, "k"),
         (1, 0, 0, 0, "k"),
         (2, 1, 1, 0, None),

@@ -153,6 +153,19 @@ def test_a_chart_says_what_its_axes_measure(name, drawn):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_shows_under_the_pointer_has_a_name_that_people_read(name, drawn):
+    shown = [
+        view["encoding"]["tooltip"]
+        for view in specs(drawn(name))
+        if "tooltip" in view.get("encoding", {})
+    ]
+    # An area has no row of its own under the pointer.
+    assert shown or name in {"memory_held", "allocator_over_time"}
+    for each in (line for lines in shown for line in lines):
+        assert each.get("title", "")[:1].isupper(), each
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_chart_of_what_the_model_made_says_so(name, drawn):
     said = " ".join(drawn(name)["title"]["subtitle"])
     assert "modelled: written by nsan's UVM driver model, not recorded" in said

@@ -199,7 +199,15 @@ def fault_clusters(
         walks = classes_of(
             placed.filter(pl.col("cluster_id") != NOISE).rename({"cluster_id": "group"})
         ).rename({"group": "cluster_id"})
-        counts = [*ACCESS_MIX, "n_fault_rows", "n_cells", "n_va_blocks", "n_pages", "bytes", "n_kernels"]
+        counts = [
+            *ACCESS_MIX,
+            "n_fault_rows",
+            "n_cells",
+            "n_va_blocks",
+            "n_pages",
+            "bytes",
+            "n_kernels",
+        ]
         return (
             summed.collect()
             .join(rows, on=by, how="full", nulls_equal=True, coalesce=True)
