@@ -1,21 +1,25 @@
-"""Time the explorer: first view from a store, re-binning of random windows, message sizes, memory.
+"""Time the explorer as a session meets it: each window is asked for once, and the first answer counts.
 
     python -m benchmarks.explorer                      10^5, 10^6 and 10^7 events
     python -m benchmarks.explorer --events 1000000
     python -m benchmarks.explorer --places sweep       copies that walk through memory
 
 Half of the events are GPU fault rows, half are copies, shaped as in `benchmarks.generate`: made up, and
-only timed. Scattered places are the worst case, for hardly two rows share a bin. The reference, in the
-same run, is a plain polars group_by over all rows, without the pyramid. Two noisy cores: trust the
-ratios and the busy seconds of the processors, not the wall clock.
+only timed. They are written straight into a store, in the form that an import leaves: no export is read
+and nothing is imported here. Scattered places are the worst case, for hardly two rows share a bin.
+
+"re-bin" is `Pyramid.fitted` and `Pyramid.cells` alone, without and after `Pyramid.warm`; "look" is the
+whole answer of `nsan.explore(...)` to a message of a browser, once while clusters are computed in the
+background and once, for other windows, when nothing else runs. The reference is a plain polars group_by
+over all rows. Two noisy cores: read the load that is told, and trust the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -34,6 +38,11 @@ SHAPE = (480, 220)
 FIRST_AIM_S = 2.0
 REBIN_AIM_MS = 50
 MESSAGE_AIM_KB = 300
+N_NAMES = 400
+"""Names of kernels; as many again of NVTX ranges at most."""
+
+N_ALLOCATIONS = 256
+PARTS = ("cold", "warm", "session")
 _BATCH_NS = 20_000
 _PAGES = 1 << 20
 _VA = 0x7F00_0000_0000
@@ -90,13 +99,44 @@ def _copies(n: int, n_faults: int, places: str) -> pl.DataFrame:
 
 
 def _kernels(n: int, end_ns: int) -> pl.DataFrame:
+    """Kernels one behind the other, with long names as templates make them."""
     from nsan.schema import KERNELS
 
     width = end_ns // max(1, n)
     start = np.arange(n) * width
-    names = pl.Series([f"kernel_{i % 7}" for i in range(n)])
+    names = pl.Series([f"void gemm_kernel<float, {i * 7 % N_NAMES}>(float*)" for i in range(n)])
     frame = pl.DataFrame({"start_ns": start, "end_ns": start + width * 9 // 10, "name": names})
     return frame.select(_filled(KERNELS.schema, "start_ns end_ns name"))
+
+
+def _ranges(n: int, end_ns: int) -> pl.DataFrame:
+    """Steps, and in each ten layers of a model."""
+    from nsan.schema import NVTX_RANGES
+
+    at = np.arange(n)
+    depth = np.minimum(at % 11, 1)
+    width = end_ns // max(1, -(-n // 11))
+    start = at // 11 * width + np.maximum(at % 11 - 1, 0) * (width // 10)
+    name = pl.Series(
+        [f"layer {i % 11 + i // 11 % 30 * 10}" if i % 11 else "step" for i in range(n)]
+    )
+    known = {"start_ns": start, "end_ns": start + np.where(depth, width // 10, width) - 1}
+    frame = pl.DataFrame({**known, "depth": depth, "name": name, "range_id": at})
+    return frame.with_columns(tid=1, kind=pl.lit("push_pop"), closed=True).select(
+        _filled(NVTX_RANGES.schema, "start_ns end_ns depth name range_id tid kind closed")
+    )
+
+
+def _allocations(end_ns: int) -> pl.DataFrame:
+    """Managed allocations side by side over all pages."""
+    from nsan.schema import ALLOCATIONS
+
+    size = 4096 * _PAGES // N_ALLOCATIONS
+    va = (_VA + size * np.arange(N_ALLOCATIONS)).astype(np.uint64)
+    frame = pl.DataFrame({"va": va, "name": [f"weight_{i}" for i in range(N_ALLOCATIONS)]})
+    return frame.with_columns(
+        alloc_ns=0, free_ns=end_ns, bytes=size, kind=pl.lit("managed")
+    ).select(_filled(ALLOCATIONS.schema, "alloc_ns free_ns va bytes kind name"))
 
 
 def _filled(schema: pl.Schema, known: str) -> list[pl.Expr]:
@@ -126,7 +166,9 @@ def make(folder: Path, n: int, places: str) -> Path:
     frames = {
         "gpu_faults": _faults(n_faults, places),
         "migrations": _copies(n - n_faults, n_faults, places),
-        "kernels": _kernels(min(20_000, n // 500), n_faults * _BATCH_NS),
+        "kernels": _kernels(min(50_000, n // 100), n_faults * _BATCH_NS),
+        "nvtx_ranges": _ranges(min(11_000, n // 500), n_faults * _BATCH_NS),
+        "allocations": _allocations(n_faults * _BATCH_NS),
     }
     source = folder / "made.sqlite"
     Export("2023.4.4", lazy=False).write(source)
@@ -174,108 +216,148 @@ def _reference(frame: pl.DataFrame, window: tuple[int, int], place: tuple[int, i
     )
 
 
-def _memory_mb() -> float:
+def _memory_mb(what: str = "VmRSS") -> float:
     text = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(text.split("VmRSS:")[1].split()[0]) / 1000
+    return int(text.split(f"{what}:")[1].split()[0]) / 1000
 
 
-def measure(place: Path, n_windows: int) -> dict[str, Any]:
-    """Open a store and look around in it; in a process of its own."""
+def measure_views(place: Path, n_windows: int, *, warm: bool) -> dict[str, Any]:
+    """Fill a grid for each of some windows, with levels made when needed or before."""
     import nsan
-    from nsan.widgets import messages
-    from nsan.widgets.scene import CATEGORIES, Scene
+    from nsan.analysis.views.events import view_events
+    from nsan.analysis.views.grids import BYS
+    from nsan.analysis.views.pyramid import Pyramid
+    from nsan.schema import TABLES
 
-    bare = _memory_mb()
-    start, cpu = time.perf_counter(), time.process_time()
-    scene = Scene(nsan.open_trace(place))
-    head, buffers = scene.view(scene.extent, scene.places, "cause", SHAPE)
-    first, first_cpu = time.perf_counter() - start, time.process_time() - cpu
-    after_first = _memory_mb()
-    pyramid = scene.pyramid
-    sizes = [_size(head, buffers)]
+    trace = nsan.open_trace(place)
+    pyramid = Pyramid(view_events({name: getattr(trace, name) for name in TABLES}))
+    opened = _memory_mb("VmHWM")
+
+    def fill(by: str, window: tuple[int, int], box: tuple[int, int]) -> None:
+        fit, fit_place, shape = pyramid.fitted(window, box, shape=SHAPE, by=by)
+        pyramid.cells(fit, fit_place, shape=shape, by=by)
+
+    fill("cause", pyramid.extent, pyramid.all_places)
+    warming = _timed(pyramid.warm) if warm else 0.0
     looks = windows(n_windows, pyramid.extent, pyramid.all_places)
-    rebin, whole = [], []
-    for number, (window, box) in enumerate(looks):
-        by = (*CATEGORIES,)[number % len(CATEGORIES)]
-
-        def cells(by: str = by, window: Any = window, box: Any = box) -> tuple[Any, Any]:
-            fit, fit_place, shape = pyramid.fitted(window, box, shape=SHAPE, by=by)
-            return shape, pyramid.cells(fit, fit_place, shape=shape, by=by)
-
-        seconds, (shape, found) = _best(cells)
-        rebin.append(seconds)
-        sizes.append(_size(*messages.raster(found, shape, CATEGORIES[by])))
-        if number % 4 == 0:
-            seconds, message = _best(partial(scene.view, window, box, by, SHAPE))
-            whole.append(seconds)
-            sizes.append(_size(*message))
-    after = _memory_mb()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-    frame = pyramid.events.frame.select("start_ns", "place", "bytes", "cause")
-    plain = [_best(partial(_reference, frame, *look))[0] for look in looks[:_N_REFERENCE]]
-    return {
-        "first": first,
-        "first_cpu": first_cpu,
-        "rebin": rebin,
-        "look": whole,
-        "plain": plain,
-        "sizes": sizes,
+    taken = [_timed(partial(fill, BYS[at % len(BYS)], *look)) for at, look in enumerate(looks)]
+    peak = _memory_mb("VmHWM")
+    found = {
+        "rebin": taken,
+        "warming": warming,
         "n_bytes": pyramid.n_bytes,
-        "memory": [bare, after_first, after, peak],
+        "memory": [opened, peak],
     }
+    if not warm:
+        frame = pyramid.events.frame.select("start_ns", "place", "bytes", "cause")
+        found["plain"] = [
+            _timed(partial(_reference, frame, *look)) for look in looks[:_N_REFERENCE]
+        ]
+    return found
 
 
-def _best(run: Callable[[], Any], tries: int = 3) -> tuple[float, Any]:
-    """Best wall time of some tries, and what the run gives: others use the machine too."""
-    best = float("inf")
-    for _ in range(tries):
-        start = time.perf_counter()
-        found = run()
-        best = min(best, time.perf_counter() - start)
-    return best, found
+class _Wire:
+    """The wire to a browser: measures what is sent."""
+
+    comm_id = "benchmark"
+
+    def __init__(self) -> None:
+        self.largest, self.answered = 0, False
+
+    def send(self, data: Any = None, metadata: Any = None, buffers: Any = None) -> None:  # noqa: ARG002
+        self.largest = max(self.largest, _size(data, list(buffers or [])))
+        self.answered |= data.get("content", {}).get("kind") == "view"
+
+    def on_msg(self, act: Callable[[Any], None]) -> None:
+        self.act = act
+
+    def close(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def look(self, by: str, window: Any, box: Any) -> None:
+        """Ask for a view, as the browser does."""
+        asked = {"kind": "look", "view": "v", "id": 1, "window": window, "place": box, "by": by}
+        content = {**asked, "columns": SHAPE[0], "rows": SHAPE[1]}
+        self.answered = False
+        self.act({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+        if not self.answered:
+            raise RuntimeError("The explorer sent no view.")
+
+
+def measure_session(place: Path, n_windows: int) -> dict[str, Any]:
+    """Show a store as `nsan.explore` does and look around in it, from the first moment on."""
+    import nsan
+    import nsan.widgets.explorer
+    from nsan.analysis.views.grids import BYS
+
+    memory = [_memory_mb()]
+    began, wire = time.perf_counter(), _Wire()
+    explorer = nsan.explore(place)
+    explorer.comm = wire
+    wire.look("cause", None, None)
+    found: dict[str, Any] = {"first": time.perf_counter() - began}
+    memory.append(_memory_mb())
+    ready: list[float] = []
+    explorer.observe(lambda _: ready.append(time.perf_counter() - began), "clusters")
+    looks = windows(2 * n_windows, explorer.window, explorer.place)
+    origin = explorer.scene.origin_ns
+
+    def look(at: int) -> float:
+        window, box = looks[at]
+        shown = [side - origin for side in window]
+        return _timed(partial(wire.look, BYS[at % len(BYS)], shown, list(box)))
+
+    found["busy"] = []
+    while explorer.clusters.get("state") == "computing" and len(found["busy"]) < n_windows:
+        found["busy"].append(look(len(found["busy"])))
+    explorer.ready()
+    found["background"] = time.perf_counter() - began
+    if explorer.error:
+        raise RuntimeError(explorer.error)
+    found["quiet"] = [look(n_windows + at) for at in range(n_windows)]
+    memory.append(_memory_mb("VmHWM"))
+    return {**found, "clusters": ready[:1], "largest": wire.largest, "memory": memory}
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def _size(head: Any, buffers: list[bytes]) -> int:
     return len(json.dumps(head, separators=(",", ":"))) + sum(map(len, buffers))
 
 
-def _percent(values: list[float], share: float) -> float:
-    return float(np.percentile(values, share))
+def _ms(taken: list[float]) -> str:
+    """Median, 95th percentile and highest of some times."""
+    if not taken:
+        return "none asked: it was ready before"
+    low, high = (float(np.percentile(taken, share)) * 1e3 for share in (50, 95))
+    return f"{low:.0f} / {high:.0f} / {max(taken) * 1e3:.0f} ({len(taken)})"
 
 
-def _rows(n: int, found: dict[str, Any]) -> list[tuple[str, ...]]:
-    plain = _percent(found["plain"], 95)
-    bare, after_first, after, peak = found["memory"]
-
-    def against(seconds: float) -> str:
-        return f"{seconds / plain:.3g}"
-
-    def both(name: str) -> str:
-        return " / ".join(f"{_percent(found[name], share) * 1e3:.1f}" for share in (50, 95))
-
-    p95 = _percent(found["rebin"], 95)
-    look = _percent(found["look"], 95)
+def _rows(found: dict[str, dict[str, Any]]) -> list[tuple[str, str, str]]:
+    cold, warm, session = (found[name] for name in PARTS)
+    clusters = (
+        "".join(f"{each:.1f}" for each in session["clusters"]) or "before the first look ended"
+    )
+    bare, first, peak = session["memory"]
     return [
-        (
-            f"{n:,}",
-            "first view, s (busy)",
-            f"{found['first']:.2f} ({found['first_cpu']:.2f})",
-            against(found["first"]),
-            f"{FIRST_AIM_S:g} s",
-        ),
-        ("", "re-bin p50 / p95, ms", both("rebin"), against(p95), f"{REBIN_AIM_MS} ms at p95"),
-        ("", "whole answer p50 / p95, ms", both("look"), against(look), "-"),
-        ("", "plain group_by p50 / p95, ms", both("plain"), "1", "-"),
-        ("", "largest message, kB", f"{max(found['sizes']) / 1e3:.0f}", "-", f"{MESSAGE_AIM_KB} kB"),
-        ("", "rows and bins held, MB", f"{found['n_bytes'] / 1e6:.0f}", "-", "-"),
-        (
-            "",
-            "memory bare / first view / after / peak, MB",
-            f"{bare:.0f} / {after_first:.0f} / {after:.0f} / {peak:.0f}",
-            "-",
-            "-",
-        ),
-    ]  # fmt: skip
+        ("explore() and the first look, s", f"{session['first']:.2f}", f"{FIRST_AIM_S:g}"),
+        ("re-bin, levels made when needed, ms", _ms(cold["rebin"]), "-"),
+        ("re-bin after warm(), ms", _ms(warm["rebin"]), f"{REBIN_AIM_MS} at p95"),
+        ("warm(), s", f"{warm['warming']:.2f}", "-"),
+        ("look while clusters are computed, ms", _ms(session["busy"]), "-"),
+        ("look when nothing else runs, ms", _ms(session["quiet"]), "-"),
+        ("plain group_by, ms", _ms(cold["plain"]), "-"),
+        ("clusters ready, s", clusters, "-"),
+        ("all in the background done, s", f"{session['background']:.1f}", "-"),
+        ("largest message, kB", f"{session['largest'] / 1e3:.0f}", f"{MESSAGE_AIM_KB}"),
+        ("rows and bins held, MB", f"{warm['n_bytes'] / 1e6:.0f}", "-"),
+        ("views alone, peak, MB", f"{warm['memory'][1]:.0f}", "-"),
+        ("session: before / first view / peak, MB", f"{bare:.0f} / {first:.0f} / {peak:.0f}", "-"),
+    ]
 
 
 def main() -> None:
@@ -284,25 +366,35 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=N_WINDOWS)
     parser.add_argument("--places", choices=("scattered", "sweep"), default="scattered")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.make:
         make(args.make, args.events[0], args.places)
-        return
-    if args.measure:
-        print(json.dumps(measure(args.measure, args.windows)))
-        return
-    print(f"| events, {args.places} | what | measured | against the group_by's p95 | aim |")
-    print("|---|---|---|---|---|")
+    elif args.measure == "session":
+        print(json.dumps(measure_session(args.store, args.windows)))
+    elif args.measure:
+        print(json.dumps(measure_views(args.store, args.windows, warm=args.measure == "warm")))
+    else:
+        _run_all(args)
+
+
+def _run_all(args: argparse.Namespace) -> None:
+    print(f"Places: {args.places}. Of times: p50 / p95 / max (how many). Each part is a process.\n")
+    print("| events | what | measured | aim |\n|---|---|---|---|")
     again = [sys.executable, "-m", "benchmarks.explorer", "--places", args.places]
     for n in args.events:
         with tempfile.TemporaryDirectory(prefix="nsan-bench-") as folder:
-            # Each in a process of its own: memory is that of the view alone.
             subprocess.run([*again, "--events", str(n), "--make", folder], check=True)
-            look = [*again, "--windows", str(args.windows), "--measure", f"{folder}/store"]
-            done = subprocess.run(look, check=True, capture_output=True, text=True)
-        for row in _rows(n, json.loads(done.stdout)):
-            print("|", " | ".join(row), "|", flush=True)
+            found = {}
+            for part in PARTS:
+                look = ["--windows", str(args.windows), "--measure", part]
+                run = [*again, *look, "--store", f"{folder}/store"]
+                done = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True)
+                found[part] = json.loads(done.stdout.splitlines()[-1])
+        load = f"{os.getloadavg()[0]:.1f}"
+        for row in [*_rows(found), ("load of the last minute", load, "-")]:
+            print("|", " | ".join((f"{n:,}", *row)), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nsan.analysing import kinds_of, run_analysis, subject_of
 from nsan.analysing import parse_options as parsed
 from nsan.analysis.catalog import find as find_analysis
-from nsan.analysis.result import KINDS
+from nsan.analysis.result import KINDS, Result
 from nsan.errors import ExtraMissingError, UnknownNameError
 from nsan.info import MODELLED
 from nsan.text import shortened
@@ -73,15 +73,63 @@ def chart(
     >>> trace = nsan.open_trace("sample_data/um_vector_add_rtx4060l.sqlite")  # doctest: +SKIP
     >>> picture = nsan.chart(trace, "migrations_over_time")  # doctest: +SKIP
     """
-    chosen = find(name)
+    return chart_or_reason(source, find(name), theme=theme, width=width, options=options)[0]
+
+
+def chart_or_reason(
+    source: Source,
+    chosen: Chart,
+    *,
+    theme: Theme = "light",
+    width: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[Drawing, str]:
+    """Draw a chart, and say so if there is nothing to draw.
+
+    Parameters
+    ----------
+    source : Trace, Snapshot or Joined
+        What to draw.
+    chosen : Chart
+        The chart.
+    theme, width, options : optional
+        As of :func:`chart`.
+
+    Returns
+    -------
+    altair chart
+        The chart.
+    str
+        Why nothing is in it; empty where something is. The chart says the same.
+
+    Raises
+    ------
+    NsanError
+        As of :func:`chart`.
+    """
     frames, notes = drawn_frames(source, chosen, options)
     from nsan.charts.theme import nothing, with_notes
 
-    found = chosen.draw(*frames, width=width, theme=theme)
+    room = width or chosen.width
+    found, said = chosen.draw(*frames, width=width, theme=theme), ""
     if all(frame.is_empty() for frame in frames):
-        said = " ".join(dict.fromkeys(each.result.nothing for each in analyses_of(chosen)))
-        found = nothing(said, title=chosen.title, width=width or chosen.width, theme=theme)
-    return with_notes(found, notes, width or chosen.width)
+        said = _why_nothing(source, chosen)
+        found = nothing(said, title=chosen.title, width=room, theme=theme)
+    return with_notes(found, notes, room), said
+
+
+def _why_nothing(source: Source, chosen: Chart) -> str:
+    """Say why no analysis has a row; a part of a capture says nothing about the whole."""
+    reasons = [each.result.nothing for each in analyses_of(chosen)]
+    reasons = [each for each in reasons if each != Result.nothing]
+    if _is_part(source):
+        reasons.insert(0, "Nothing is in the part that was asked for.")
+    return " ".join(dict.fromkeys(reasons or [Result.nothing]))
+
+
+def _is_part(source: Source) -> bool:
+    """Say whether filters chose a part of the capture."""
+    return bool(getattr(getattr(source, "trace", source), "is_filtered", False))
 
 
 def find(name: str) -> Chart:
@@ -220,7 +268,7 @@ def _origin(source: Source, chosen: Chart, pairs: list[tuple[Analysis, pl.DataFr
     snapshot = getattr(source, "snapshot", None)
     if snapshot is not None and chosen.subject == "joined":
         parts[0] += f" joined with {shortened(snapshot.info.source, 60)}"
-    if getattr(getattr(source, "trace", source), "is_filtered", False):
+    if _is_part(source):
         parts.append("a part of the capture")
     if _KIND_NOTES[worst] and any(frame.height for _, frame in pairs):
         parts.append(_KIND_NOTES[worst])

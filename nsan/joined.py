@@ -16,6 +16,7 @@ import polars as pl
 from nsan.analysis.pca.tables import JOINED_TABLES
 from nsan.errors import NotAlignedError, UsageError
 from nsan.schema import TABLES
+from nsan.text import safe
 from nsan.torch_alloc.tables import SNAPSHOT_TABLES
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Joined:
 
     def __repr__(self) -> str:
         other = "no snapshot" if self.snapshot is None else self.snapshot.info.source
-        return f"<Joined {self.trace.info.source}, {other}>"
+        return f"<Joined {safe(self.trace.info.source)}, {safe(other)}>"
 
     def __getattr__(self, name: str) -> pl.LazyFrame:
         if name in JOINED_TABLES:

@@ -106,10 +106,19 @@ def capture_path(name: str | Path) -> Path:
         There is none.
     """
     for folder in (Path(), _CLONE):
-        path = folder / Path(name).expanduser()
-        if str(name) and path.exists():
-            return path
+        # As it is first: the name of a file may begin with ~ too.
+        for path in (folder / name, folder / _at_home(name)):
+            if str(name) and path.exists():
+                return path
     raise CaptureNotFoundError(str(name))
+
+
+def _at_home(name: str | Path) -> Path:
+    """Put the home of a user where the name begins with it."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # no such user
+        return Path(name)
 
 
 def _short(path: Path) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from nsan.text import safe
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -101,4 +103,4 @@ class Snapshot:
         made = (
             f"torch {self.info.torch_versions}" if self.info.torch_versions else "plain allocator"
         )
-        return f"<Snapshot {self.info.source}, {made}>"
+        return f"<Snapshot {safe(self.info.source)}, {safe(made)}>"

@@ -14,6 +14,7 @@ import polars as pl
 from nsan.errors import NoFilterTableError, UnknownFilterValueError, UsageError
 from nsan.info import TraceInfo, Window
 from nsan.schema import TABLES
+from nsan.text import safe
 from nsan.units import parse_time, parse_window
 
 MIN_NS: Final = -(1 << 62)
@@ -61,7 +62,8 @@ class Trace:
 
     def __repr__(self) -> str:
         part = "" if self.windows is None else f", {len(self.windows)} windows of time"
-        return f"<Trace {self.info.source}, nsys {self.info.nsys_version or 'unknown'}{part}>"
+        version = safe(self.info.nsys_version or "unknown")
+        return f"<Trace {safe(self.info.source)}, nsys {version}{part}>"
 
     def filter(
         self,

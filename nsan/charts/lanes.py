@@ -10,7 +10,7 @@ import polars as pl
 from nsan.charts.catalog import chart
 from nsan.charts.memory import largest, smallest
 from nsan.charts.palette import Shade, Theme
-from nsan.charts.theme import legend, look, name_label, themed, time_axis, titled
+from nsan.charts.theme import legend, look, name_label, name_text, themed, time_axis, titled
 from nsan.text import shortened
 from nsan.units import counted, format_time
 
@@ -115,10 +115,8 @@ def _lane_label(lanes: pl.DataFrame) -> pl.Expr:
     """Name each lane; the process, too, where there are several."""
     stream = pl.col("stream_id").cast(pl.String).fill_null("others")
     gpu = pl.format("GPU {} stream {}", pl.col("device_id").cast(pl.String).fill_null("?"), stream)
-    domain = pl.col("domain").map_elements(
-        lambda text: shortened(text, 12), return_dtype=pl.String, skip_nulls=True
-    )
-    nvtx = pl.format("{} depth {}", domain.fill_null("NVTX"), pl.col("depth"))
+    domain = name_label("domain", 12).fill_null("NVTX")
+    nvtx = pl.format("{} depth {}", domain, pl.col("depth"))
     ranges = lanes.filter(pl.col("kind") == "nvtx")
     if ranges["tid"].n_unique() > ranges["pid"].n_unique():
         nvtx = pl.format("{} thread {}", nvtx, pl.col("tid"))
@@ -146,7 +144,7 @@ def _group(lanes: pl.DataFrame) -> pl.Expr:
 
 def _unique_short(name: str, place: int) -> str:
     """Shorten a name; long ones that become equal still differ by their place."""
-    short = shortened(name, 36)
+    short = name_text(name, 36)
     return short if len(name) <= 36 else f"{short} #{place + 1}"
 
 

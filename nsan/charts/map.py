@@ -23,13 +23,13 @@ from nsan.charts.theme import (
     hex_label,
     legend,
     look,
+    name_label,
     present,
     themed,
     time_axis,
     titled,
     wrapped,
 )
-from nsan.text import shortened
 from nsan.units import counted, format_bytes
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
@@ -217,9 +217,7 @@ def _folds(runs: pl.DataFrame, theme: Theme) -> list[alt.Chart]:
     """Mark where gaps are folded, and name the runs that have a name."""
     at = runs.select(
         y=pl.col("place_start") / VA_BLOCK_BYTES,
-        name=pl.col("name").map_elements(
-            lambda text: shortened(text, 32), return_dtype=pl.String, skip_nulls=True
-        ),
+        name=name_label("name", 32),
     )
     folds, names = at.filter(pl.col("y") > 0).select("y"), at.filter(pl.col("name").is_not_null())
     marks = []

@@ -109,7 +109,8 @@ def memory_held(
     some = _that_hold(levels)
     parts = panels(some)
     axis = time_axis(smallest(some["start_ns"]), largest(some["start_ns"]))
-    known = [*LEVELS] if len(parts) > 1 else _levels_in(parts[0])
+    there = {name for part in parts for name in _levels_in(part)}
+    known = [name for name in LEVELS if name in there]
     drawn = [
         _panel(part, axis, Place(width, theme, _until(some), len(parts) == 1, known))
         for part in parts

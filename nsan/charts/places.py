@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import altair as alt
 import polars as pl
@@ -12,7 +13,7 @@ import polars as pl
 from nsan.charts.catalog import chart
 from nsan.charts.memory import largest, left_out, muted, panels, part_title
 from nsan.charts.palette import Theme
-from nsan.charts.theme import LETTER_PX, byte_unit, cause_color, name_label, themed, titled
+from nsan.charts.theme import LETTER_PX, Part, byte_unit, cause_color, name_label, themed, titled
 from nsan.text import CAUSE_WORDS
 from nsan.units import format_bytes
 
@@ -56,14 +57,17 @@ def faults_of_kernels(
         GPU, at most three.
     """
     labelled = kernels.with_columns(
-        label=_labels("n_names", "(no kernel ran)"), faults=_faults(kernels, "n_fault_rows")
+        label=_labels("n_names", "(no kernel ran)"),
+        between=pl.lit(0),
+        faults=_faults(kernels, "n_fault_rows"),
     )
     notes = [
         "Laid to the kernel that ran when it began; copies and memsets count where no kernel ran.",
         *_fault_note(kernels, "n_fault_rows"),
         *left_out(kernels, "GPU"),
     ]
-    drawn = _panels(labelled, _kernel_causes, ("pid", "device_id"), width, theme)
+    look = _Look(_causes("", "between"), _counted(kernels, "n_fault_rows"), width, theme)
+    drawn = _panels(labelled, ("pid", "device_id"), look)
     return _finished(drawn, titled("Faults and bytes by kernel", width, notes), theme)
 
 
@@ -102,7 +106,9 @@ def faults_of_allocations(
         *(["No allocation was recorded: ranges are guessed from addresses."] if guessed else []),
         *left_out(allocations, "process", ["pid"]),
     ]
-    drawn = _panels(labelled, _allocation_causes, ("pid",), width, theme)
+    counted = _counted(allocations, "n_lowest_page_rows")
+    look = _Look(_causes("in_", "between_bytes"), counted, width, theme)
+    drawn = _panels(labelled, ("pid",), look)
     return _finished(drawn, titled("Faults and bytes by allocation", width, notes), theme)
 
 
@@ -127,7 +133,13 @@ def _labels(count: str, nowhere: str) -> pl.Expr:
     short = name_label("name", 30).fill_null(_UNNAMED)
     label = (
         pl.when(part == "others")
-        .then(pl.format("({} others)", count))
+        .then(
+            pl.format(
+                "({} other{})",
+                count,
+                pl.when(pl.col(count) == 1).then(pl.lit("")).otherwise(pl.lit("s")),
+            )
+        )
         .when(part == "unattributed")
         .then(pl.lit(nowhere))
         .when(part.is_in([*_REMAINDERS]))
@@ -143,6 +155,10 @@ def _faults(frame: pl.DataFrame, rows: str) -> pl.Expr:
     return pl.col("n_batches") if _without_rows(frame, rows) else pl.col(rows)
 
 
+def _counted(frame: pl.DataFrame, rows: str) -> str:
+    return "Batches" if _without_rows(frame, rows) else "Fault rows"
+
+
 def _without_rows(frame: pl.DataFrame, rows: str) -> bool:
     return frame[rows].null_count() == frame.height
 
@@ -155,36 +171,20 @@ def _fault_note(frame: pl.DataFrame, rows: str) -> list[str]:
     return [faults, *(["No causes were recorded: bytes are grey."] if no_cause else [])]
 
 
-def _kernel_causes() -> Mapping[str, pl.Expr]:
-    """Bytes by cause, negative where they go to the CPU; what no column names is the rest."""
-    faulted, ahead = _zero("coherence_bytes"), _zero("prefetch_bytes")
-    rest = pl.col("in_bytes") - faulted - ahead
-    asked = pl.col("part") == "user_prefetch"
-    evicted = _zero("evicted_bytes")
-    kept = pl.col("out_bytes") - evicted
-    from_cpu = pl.col("part") == "cpu"
-    return {
-        "coherence": faulted,
-        "prefetch": ahead,
-        "user": pl.when(asked).then(rest).otherwise(0),
-        "unknown": pl.when(asked).then(0).otherwise(rest),
-        "-eviction": -evicted,
-        "-coherence": pl.when(from_cpu).then(-kept).otherwise(0),
-        "-user": pl.when(asked).then(-kept).otherwise(0),
-        "-unknown": pl.when(from_cpu | asked).then(0).otherwise(-kept),
-    }
+def _causes(into: str, between: str) -> Mapping[str, pl.Expr]:
+    """Bytes by cause, negative where they go to the CPU; what no column names is the rest.
 
-
-def _allocation_causes() -> Mapping[str, pl.Expr]:
-    """Do so for allocations, whose columns tell more causes apart."""
-    faulted, ahead, asked = (_zero(f"in_{n}_bytes") for n in ("coherence", "prefetch", "user"))
-    evicted = _zero("evicted_bytes")
+    ``into`` begins the columns of faulted and prefetched bytes, ``between`` is that of bytes from other GPUs
+    that are told apart.
+    """
+    faulted, ahead = _zero(f"{into}coherence_bytes"), _zero(f"{into}prefetch_bytes")
+    asked, evicted = _zero("in_user_bytes"), _zero("evicted_bytes")
     back, ahead_out, sent = (_zero(f"out_{n}_bytes") for n in ("coherence", "prefetch", "user"))
     return {
         "coherence": faulted,
         "prefetch": ahead,
         "user": asked,
-        "between": pl.col("between_bytes"),
+        "between": pl.col(between),
         "unknown": pl.col("in_bytes") - faulted - ahead - asked,
         "-eviction": -evicted,
         "-coherence": -back,
@@ -199,33 +199,36 @@ def _zero(name: str) -> pl.Expr:
     return pl.col(name).fill_null(0)
 
 
-def _panels(
-    labelled: pl.DataFrame, causes: Any, keys: Sequence[str], width: int, theme: Theme
-) -> list[alt.HConcatChart]:
+@dataclass(frozen=True)
+class _Look:
+    """What the panels share: bytes by cause, what is counted beside them, the width, and the theme."""
+
+    causes: Mapping[str, pl.Expr]
+    counted: str
+    width: int
+    theme: Theme
+
+
+def _panels(labelled: pl.DataFrame, keys: Sequence[str], look: _Look) -> list[alt.HConcatChart]:
     parts = panels(labelled, keys)
     used = [part.with_columns(order=pl.int_range(pl.len())) for part in parts]
     longest = max(largest(part["label"].str.len_chars()) for part in used)
-    room = (width, longest, len(parts) == 1)
-    return [_bars(part, causes(), room, theme) for part in used]
+    return [_bars(part, look, longest, is_only=len(parts) == 1) for part in used]
 
 
-def _bars(
-    part: pl.DataFrame, causes: Mapping[str, pl.Expr], room: tuple[int, int, bool], theme: Theme
-) -> alt.HConcatChart:
-    width, longest, is_only = room
+def _bars(part: pl.DataFrame, look: _Look, longest: int, *, is_only: bool) -> alt.HConcatChart:
     names = min(int(longest * LETTER_PX) + 12, _NAME_PX)
-    drawn = max(width - names - _GAP_PX, 120)
+    drawn = max(look.width - names - _GAP_PX, 120)
     size = {"height": max(_ROW_PX * part.height, 40)}
     # The same room for names in all panels, so that their bars begin at the same place.
     axis = alt.Axis(labelLimit=_NAME_PX, labelOverlap=False, minExtent=names, maxExtent=names)
     order = part["label"].to_list()
     y = alt.Y("label:N", sort=order, title=None, axis=axis)
-    moved = _moved(part, causes, theme, width).encode(y=y)
+    moved = _moved(part, look).encode(y=y)
     bare = alt.Y("label:N", sort=order, title=None, axis=alt.Axis(labels=False, ticks=False))
-    faults = _counts(part, theme).encode(y=bare)
     both = alt.hconcat(
         moved.properties(width=round(drawn * 0.66), **size),
-        faults.properties(width=round(drawn * 0.34), **size),
+        _counts(part, look, bare).properties(width=round(drawn * 0.34), **size),
         spacing=_GAP_PX,
     )
     if is_only:
@@ -235,19 +238,17 @@ def _bars(
     return both.properties(title=name)
 
 
-def _moved(
-    part: pl.DataFrame, causes: Mapping[str, pl.Expr], theme: Theme, width: int
-) -> alt.Chart:
+def _moved(part: pl.DataFrame, look: _Look) -> alt.Chart:
     """Draw bytes by cause, to the CPU left of zero."""
     unit, size = byte_unit(max(largest(part["in_bytes"]), largest(part["out_bytes"])))
-    rows = _by_cause(part, causes, size)
+    rows = _by_cause(part, look.causes, size)
     both = (rows["bytes"] < 0).any()
     title = f"{unit}: to the CPU | to the GPU" if both else f"To the GPU, {unit}"
     axis = alt.Axis(labelExpr="format(abs(datum.value), '~r')", tickCount=5)
     bars = alt.Chart(rows).mark_bar()
     return bars.encode(
         x=alt.X("bytes:Q", title=title, stack="zero", axis=axis),
-        color=cause_color(rows, theme, width),
+        color=cause_color(rows, look.theme, look.width),
         tooltip=[
             alt.Tooltip("label:N", title="Name"),
             alt.Tooltip("cause:N", title="Cause"),
@@ -256,25 +257,26 @@ def _moved(
     )
 
 
-def _counts(part: pl.DataFrame, theme: Theme) -> alt.Chart:
-    """Draw fault rows, or batches where there are none."""
-    counts = part.select("label", pl.col("faults").fill_null(0))
-    title = "Fault rows" if _has_rows(part) else "Batches"
-    bars = alt.Chart(counts).mark_bar(color=muted(theme))
-    return bars.encode(
-        x=alt.X("faults:Q", title=title, axis=alt.Axis(tickCount=3)),
+def _counts(part: pl.DataFrame, look: _Look, y: alt.Y) -> Part:
+    """Draw fault rows, or batches where there are none; what is not known has no bar, and says so."""
+    counts = part.select("label", "faults")
+    # Without anything but zeros the axis would have its 0 in the middle.
+    scale = alt.Undefined if largest(counts["faults"]) else alt.Scale(domain=[0, 1])
+    known = alt.Chart(counts.drop_nulls()).mark_bar(color=muted(look.theme))
+    bars = known.encode(
+        x=alt.X("faults:Q", title=look.counted, scale=scale, axis=alt.Axis(tickCount=3)),
+        y=y,
         tooltip=[
             alt.Tooltip("label:N", title="Name"),
-            alt.Tooltip("faults:Q", title=title, format=","),
+            alt.Tooltip("faults:Q", title=look.counted, format=","),
         ],
     )
-
-
-def _has_rows(part: pl.DataFrame) -> bool:
-    return any(
-        name in part.columns and part[name].null_count() < part.height
-        for name in ("n_fault_rows", "n_lowest_page_rows")
-    )
+    unknown = counts.filter(pl.col("faults").is_null())
+    if unknown.is_empty():
+        return bars
+    said = alt.Chart(unknown).mark_text(align="left", dx=4, fontSize=10, color=muted(look.theme))
+    texts = said.encode(x=alt.value(0), y=y, text=alt.value("not recorded"))
+    return texts if unknown.height == counts.height else alt.layer(bars, texts)
 
 
 def _by_cause(part: pl.DataFrame, causes: Mapping[str, pl.Expr], size: int) -> pl.DataFrame:

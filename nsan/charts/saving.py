@@ -9,29 +9,51 @@ from __future__ import annotations
 import html
 import json
 import os
+from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 import altair as alt
 
 from nsan.charts.theme import look
-from nsan.errors import ExtraMissingError, OutputExistsError, OutputWriteError, UsageError
-from nsan.text import safe
+from nsan.errors import (
+    ExtraMissingError,
+    NsanError,
+    OutputExistsError,
+    OutputWriteError,
+    UsageError,
+)
+from nsan.text import safe, shortened
 
 SUFFIXES: Final = (".png", ".svg", ".pdf", ".json", ".html")
 """Formats of a saved chart, by the suffix of the file."""
 
 LARGEST_SCALE: Final = 10.0
 
+
+class ChartError(NsanError):
+    """A chart cannot be drawn; ``reason`` is what the renderer said."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        lines = [line.strip() for line in reason.splitlines()]
+        said = next((line for line in lines if line.startswith("Error:")), "".join(lines[:1]))
+        super().__init__(
+            f"The chart cannot be drawn ({shortened(said.removeprefix('Error: '), 200)}). Its specification "
+            "and data can be saved all the same, with a name that ends in .json."
+        )
+
+
 _PAGE: Final = """\
 <!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; \
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {scripts}; \
 style-src 'unsafe-inline'; img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
@@ -42,15 +64,20 @@ style-src 'unsafe-inline'; img-src data: blob:; font-src data:; base-uri 'none';
 <div id="chart" role="img"></div>
 <script>{bundle}</script>
 <script type="application/json" id="spec">{spec}</script>
-<script>
-const spec = JSON.parse(document.getElementById("spec").textContent);
-const options = {{ mode: "vega-lite", renderer: "svg", actions: false, loader: {{ http: {{}} }} }};
-vegaEmbed("#chart", spec, options).catch((error) => {{
-  document.getElementById("chart").textContent = "The chart cannot be drawn: " + error.message;
-}});
-</script>
+<script>{start}</script>
 </body>
 </html>
+"""
+
+# With `ast` Vega interprets its expressions: the page needs no right to make code of text.
+_START: Final = """
+const spec = JSON.parse(document.getElementById("spec").textContent);
+const options = {
+  mode: "vega-lite", renderer: "svg", actions: false, ast: true, loader: { http: {} },
+};
+vegaEmbed("#chart", spec, options).catch((error) => {
+  document.getElementById("chart").textContent = "The chart cannot be drawn: " + error.message;
+});
 """
 
 
@@ -83,6 +110,8 @@ def save(
         If the file exists.
     OutputWriteError
         If it cannot be written; nothing half-written is left.
+    ChartError
+        If the chart cannot be drawn.
     """
     place = Path(path)
     write = _writer(place.suffix, scale)
@@ -122,6 +151,8 @@ def rendered(chart: alt.TopLevelMixin, suffix: str, *, scale: float = 2.0) -> by
     ------
     UsageError
         If there is no such format.
+    ChartError
+        If the chart cannot be drawn.
     """
     return _writer(suffix, scale)(specification(chart))
 
@@ -188,9 +219,11 @@ def _version() -> str:
 
 def _convert(kind: str, spec: dict[str, Any], **more: float) -> Any:
     """Render with vl-convert, which has no network to go to."""
-    return getattr(_vl_convert(), f"vegalite_to_{kind}")(
-        spec, vl_version=_version(), allowed_base_urls=[], **more
-    )
+    convert = getattr(_vl_convert(), f"vegalite_to_{kind}")
+    try:
+        return convert(spec, vl_version=_version(), allowed_base_urls=[], **more)
+    except Exception as error:  # What it raises is not declared.
+        raise ChartError(str(error)) from error
 
 
 def _vl_convert() -> Any:
@@ -220,17 +253,30 @@ def page(spec: dict[str, Any]) -> str:
     -------
     str
         HTML. Text of the data stays text.
+
+    Raises
+    ------
+    ChartError
+        If the chart cannot be drawn.
     """
+    _convert("svg", spec)  # A browser draws what this draws; what it cannot is an error now.
     ground = spec.get("config", {}).get("background", look("light").ground)
     dark = ground == look("dark").ground
     return _PAGE.format(
         title=html.escape(safe(_title(spec))),
         ground=html.escape(str(ground), quote=True),
         text=look("dark" if dark else "light").text,
+        scripts=f"{_hash(_bundle())} {_hash(_START)}",
         bundle=_bundle(),
+        start=_START,
         # In a script element only "<" can begin an end tag or a comment.
         spec=json.dumps(spec).replace("<", "\\u003c"),
     )
+
+
+def _hash(script: str) -> str:
+    """Name a script for the page's policy, which allows no other."""
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def _title(spec: dict[str, Any]) -> str:

@@ -17,11 +17,11 @@ from nsan.charts.theme import (
     byte_unit,
     cause_color,
     cause_label,
+    name_text,
     themed,
     time_unit,
     titled,
 )
-from nsan.text import shortened
 from nsan.units import counted, format_bytes, format_count, format_time
 
 _GAP_PX: Final = 34
@@ -165,7 +165,7 @@ def _title(head: dict[str, Any], width: int) -> alt.TitleParams:
 def _notes(mine: pl.DataFrame, n_parts: int) -> list[str]:
     first = mine.row(0, named=True)
     found = mine["step_id"].unique().sort().to_list()
-    name = shortened(first["name"] or "(no name)", 60)
+    name = name_text(first["name"] or "(no name)", 60)
     told = (
         f"NVTX range {name}"
         if first["basis"] == "nvtx"

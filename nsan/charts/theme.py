@@ -62,6 +62,20 @@ LETTER_PX: Final = 6.1
 NAME_LETTERS: Final = 48
 """Letters of a name from a trace on an axis or in a legend, at most."""
 
+_TAKEN: Final = frozenset(
+    (
+        *("if", "constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable"),
+        *("toLocaleString", "toString", "valueOf", "__proto__", "__defineGetter__"),
+        *("__defineSetter__", "__lookupGetter__", "__lookupSetter__"),
+    )
+)
+"""Texts that Vega cannot have alone: ``if``, and what every JavaScript object inherits.
+
+Its parser of expressions asks for each token, texts among them, whether ``{if: 1}[token]`` is there, and if
+so reads the text as a name of a signal. Titles, sort orders and colours become such expressions. Its stacks,
+too, are kept in a plain object by the value of the axis.
+"""
+
 
 @dataclass(frozen=True)
 class Look:
@@ -102,7 +116,34 @@ def wrapped(text: str, width: int, *, letter_px: float = LETTER_PX) -> list[str]
     >>> wrapped("one two three", 48)
     ['one two', 'three']
     """
-    return textwrap.wrap(text, max(int(width / letter_px), 12), break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(text, max(int(width / letter_px), 12), break_on_hyphens=False) or [""]
+    # A space at the end of a line is not seen, and makes another text of it.
+    return [f"{line} " if line in _TAKEN else line for line in lines]
+
+
+def name_text(text: object, most: int = NAME_LETTERS) -> str:
+    """Make a name from a trace harmless and short, for any place of a chart.
+
+    Parameters
+    ----------
+    text : object
+        The name.
+    most : int, default 48
+        Letters at most, without the quotes.
+
+    Returns
+    -------
+    str
+        The name as of :func:`nsan.text.shortened`; one that Vega would take for something of its own stands
+        in quotes.
+
+    Examples
+    --------
+    >>> name_text("add"), name_text("constructor")
+    ('add', '"constructor"')
+    """
+    short = shortened(text, most)
+    return f'"{short}"' if short in _TAKEN else short
 
 
 def titled(text: str, width: int, notes: Iterable[str] = ()) -> alt.TitleParams:
@@ -262,7 +303,7 @@ def direction_label(column: str = "direction") -> pl.Expr:
 def name_label(column: str, most: int = NAME_LETTERS) -> pl.Expr:
     """Make a column of names from a trace harmless and short, as text; null stays null."""
     return pl.col(column).map_elements(
-        lambda text: shortened(text, most), return_dtype=pl.String, skip_nulls=True
+        lambda text: name_text(text, most), return_dtype=pl.String, skip_nulls=True
     )
 
 

@@ -122,8 +122,17 @@ def _lines(curves: pl.DataFrame, per_unit: float, shared: _Frame) -> Iterator[al
     rate, latency, device = named.select("ceiling_bytes_per_s", "latency_ns", "device_id").row(0)
     of = f" (GPU {device}, of several)" * several
     label = f"{format_rate(rate)} after {format_time(round(latency))}{of}"
-    at = pl.DataFrame({"bytes": [shared.sizes[0]], "y": [rate / per_unit], "label": [label]})
-    text = alt.Chart(at).mark_text(align="left", dx=6, dy=-8, fontSize=11, color=colour)
+    # It stands at the left, but at the right where the line is only there: not over nothing.
+    low, high = shared.sizes
+    is_right = float(curves.select(pl.min("bytes")).item()) ** 2 > low * high
+    place = high if is_right else low
+    at = pl.DataFrame({"bytes": [place], "y": [rate / per_unit], "label": [label]})
+    base = alt.Chart(at)
+    text = (
+        base.mark_text(align="right", dx=-6, dy=-8, fontSize=11, color=colour)
+        if is_right
+        else base.mark_text(align="left", dx=6, dy=-8, fontSize=11, color=colour)
+    )
     yield text.encode(x="bytes:Q", y="y:Q", text="label:N")
 
 

@@ -26,7 +26,7 @@ from nsan.cli.arguments import (
     write_file,
     write_result,
 )
-from nsan.cli.render import Field, dash, json_text, table
+from nsan.cli.render import Field, complain, dash, json_text, table
 from nsan.cli.results import add_snapshot, joined_sources, refuse_filters
 from nsan.errors import BrokenStoreError, UsageError
 
@@ -89,27 +89,31 @@ def run(args: argparse.Namespace) -> int:
         msg = "Give the trace to draw, or --list."
         raise UsageError(msg)
     options = parse_options(chosen, args.options)
-    status = 0
+    status, reason = 0, ""
 
     def draw(place: Path) -> None:
-        nonlocal status
-        drawn, status = _drawn(args, chosen, options)
+        nonlocal status, reason
+        (drawn, reason), status = _drawn(args, chosen, options)
         place.write_bytes(rendered(drawn, args.output.suffix, scale=args.scale))
 
     write_file(args, draw)
+    if reason and not args.quiet:
+        complain(f"The chart is empty. {reason}")
     return status
 
 
-def _drawn(args: argparse.Namespace, chosen: Chart, options: dict[str, Any]) -> tuple[Any, int]:
-    """Open what a chart is about, and draw it; also the exit status of the trace."""
+def _drawn(
+    args: argparse.Namespace, chosen: Chart, options: dict[str, Any]
+) -> tuple[tuple[Any, str], int]:
+    """Open what a chart is about, and draw it; also why it is empty, and the exit status of the trace."""
     from polars.exceptions import PolarsError
 
-    from nsan.charting import chart
+    from nsan.charting import chart_or_reason
     from nsan.io.store import open_store
     from nsan.opening import open_snapshot, store_of
 
-    def draw(source: Source) -> Any:
-        return chart(source, chosen.name, theme=args.theme, width=args.width, options=options)
+    def draw(source: Source) -> tuple[Any, str]:
+        return chart_or_reason(source, chosen, theme=args.theme, width=args.width, options=options)
 
     if chosen.subject == "snapshot":
         refuse_filters(args)

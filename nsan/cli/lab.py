@@ -31,6 +31,18 @@ class JupyterLabMissingError(NsanError):
         super().__init__("JupyterLab is not installed. Install it with: pip install 'nsan[lab]'")
 
 
+class NotebookWriteError(OutputWriteError):
+    """The copy of the notebook could not be written."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        NsanError.__init__(
+            self,
+            f"Cannot write the notebook {path}: {reason}. It is made in the current folder: change to "
+            "one where you may write, and give TRACE from there.",
+        )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
     parser.usage = "nsan lab [--no-browser] [TRACE [JUPYTER OPTION ...]]"
@@ -98,7 +110,7 @@ def copy_notebook(trace: Path | None, folder: Path) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise OutputWriteError(place, error.strerror or str(error)) from error
+            raise NotebookWriteError(place, error.strerror or str(error)) from error
         else:
             return place
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from nsan.errors import NsanError, UnknownNameError, UsageError
 from nsan.text import safe, shortened
-from nsan.units import parse_window
+from nsan.units import format_time, parse_window
 from nsan.widgets import messages
 from nsan.widgets.scene import BYS
 
@@ -22,6 +22,8 @@ R = TypeVar("R")
 
 THEMES: Final = ("auto", "light", "dark")
 _LAST_LINES: Final = 12
+_NOT_THE_USERS: Final = ("nsan", "traitlets", "ipywidgets", "anywidget", "contextlib")
+"""Packages whose lines of a traceback say nothing about the user's mistake."""
 
 _OPTIONS: Final = {"height": None, "theme": "auto"}
 _LEAST_HEIGHT, _MOST_HEIGHT = 120, 4000
@@ -141,6 +143,48 @@ def span(value: Any, whole: Span, name: str, read: Callable[[str], Any] | None =
     return start, min(max(end, start + 1), whole[1])
 
 
+def inside(value: Any, whole: Span, name: str) -> Span:
+    """Check a range that code asks for: as :func:`span`, and some of it must lie in the whole.
+
+    Parameters
+    ----------
+    value : (start, end), str or None
+        The range; a text is a window of time.
+    whole : (int, int)
+        What there is.
+    name : str
+        What it is called; "window" is a time.
+
+    Returns
+    -------
+    (int, int)
+        What of it there is.
+
+    Raises
+    ------
+    UsageError
+        If it is no range, or nothing is in it.
+    """
+    everything = (1 - (1 << 62), (1 << 62) - 1)
+    asked = span(value, everything, name, read=parse_window if name == "window" else None)
+    empty = isinstance(value, str | list | tuple) and _is_empty(value)
+    if empty or asked[0] >= whole[1] or asked[1] <= whole[0]:
+        why = "it is empty" if empty else "nothing is there"
+        there = (
+            f"The view covers {format_time(whole[0])} to {format_time(whole[1])} "
+            f"({whole[0]} to {whole[1]} ns from the session start)"
+            if name == "window"
+            else f"The map has the bytes {whole[0]} to {whole[1]}"
+        )
+        raise UsageError(f"{name}={value!r:.80}: {why}. {there}.")
+    return max(asked[0], whole[0]), min(asked[1], whole[1])
+
+
+def _is_empty(value: Any) -> bool:
+    start, end = parse_window(value) if isinstance(value, str) else value
+    return start is not None and end is not None and round(start) == round(end)
+
+
 def checked_pick(asked: Any, scene: Scene) -> dict[str, Any]:
     """Check what is asked to be picked; a box is brought into what there is."""
     if not isinstance(asked, Mapping):
@@ -148,18 +192,28 @@ def checked_pick(asked: Any, scene: Scene) -> dict[str, Any]:
         raise UsageError(msg)
     box = dict(asked)
     if box.get("what") == "box":
-        box["window"] = span(box.get("window"), scene.extent, "window", read=parse_window)
+        box["window"] = inside(box.get("window"), scene.extent, "window")
         if box.get("place") is not None:
-            box["place"] = span(box["place"], scene.places, "place")
+            box["place"] = inside(box["place"], scene.places, "place")
     return box
 
 
 def last_lines(error: BaseException) -> str:
-    """Write an error for people: nsan's own message, or the last lines of the traceback."""
+    """Write an error for people: nsan's own message, or what was raised and the user's lines to it."""
     if isinstance(error, NsanError):
         return "\n".join(map(safe, str(error).splitlines()))
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return "\n".join(safe(line) for line in lines[-_LAST_LINES:])
+    known = traceback.extract_tb(error.__traceback__)
+    walked = traceback.walk_tb(error.__traceback__)
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in walked]
+    mine = [
+        line
+        for line, name in zip(known, names, strict=True)
+        if name.partition(".")[0] not in _NOT_THE_USERS
+    ]
+    # Where none of it is the user's, the fault is in one of these packages: all of it counts.
+    frames = "".join(traceback.format_list(mine or known)).rstrip().splitlines()
+    raised = "".join(traceback.format_exception_only(error)).rstrip().splitlines()
+    return "\n".join(safe(line) for line in [*raised[:_LAST_LINES], *frames[-_LAST_LINES:]])
 
 
 def checked_by(value: Any) -> str:
@@ -205,11 +259,18 @@ def asked_view(
     )
 
 
-def asked_pick(asked: Mapping[str, Any], origin_ns: int) -> dict[str, Any]:
-    """Read what the browser picks: a box in ns from the origin, anything else by its number."""
+def asked_pick(asked: Mapping[str, Any], scene: Scene) -> dict[str, Any]:
+    """Read what the browser picks: a box in ns from the origin, anything else by its number.
+
+    A box of no width, or beyond an edge by less than a point of the screen, is the nearest there is.
+    """
     if asked["what"] != "box":
         return {"what": asked["what"], "id": asked.get("id")}
     window = asked.get("window")
+    place = asked.get("place")
     if window is not None:
-        window = tuple(round(side) + origin_ns for side in numbers(window, "window"))
-    return {"what": "box", "window": window, "place": asked.get("place")}
+        moved = [side + scene.origin_ns for side in numbers(window, "window")]
+        window = span(moved, scene.extent, "window")
+    if place is not None:
+        place = span(place, scene.places, "place")
+    return {"what": "box", "window": window, "place": place}

@@ -17,6 +17,7 @@ from nsan.analysis.catalog import find
 from nsan.text import safe, shortened
 from nsan.units import format_address, format_bytes, format_count, format_time
 from nsan.widgets.facts import kind_of, unanswered
+from nsan.widgets.members import members
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
@@ -46,6 +47,9 @@ class Clusters:
         Faulted pages in no cluster: the noise, or outside of all episodes.
     empty : str
         What the analysis says where it finds none.
+    batches : DataFrame or None
+        Ends of the fault rows of each cluster, as :func:`nsan.widgets.members.members` finds them;
+        None where time says which rows belong.
     """
 
     name: str
@@ -53,6 +57,13 @@ class Clusters:
     total: int
     rest_pages: int
     empty: str
+    batches: pl.DataFrame | None = None
+
+    def batches_of(self, row: Mapping[str, Any]) -> pl.DataFrame | None:
+        """Return the batches of a cluster; None where time says which rows belong."""
+        if self.batches is None:
+            return None
+        return self.batches.filter(pl.col("cluster_id") == row["cluster_id"])
 
 
 def find_clusters(trace: Trace) -> Clusters:
@@ -78,8 +89,13 @@ def find_clusters(trace: Trace) -> Clusters:
         [pages, "pid", "device_id", number], descending=[True, False, False, False], nulls_last=True
     )
     rest = found.filter(~real)[pages].cast(pl.Int64)
-    rows = ordered.head(MOST_ROWS).to_dicts()
-    return Clusters(name, rows, ordered.height, int(rest.sum()), analysis.result.nothing)
+    shown, batches = ordered.head(MOST_ROWS), None
+    if has_address and unanswered(trace, "gpu_faults") is None:
+        batches = members(trace).filter(pl.col(number).is_in(shown[number].to_list()))
+        began = batches.group_by(number).agg(pl.col("first_ns").min())
+        shown = shown.join(began, on=number, how="left", maintain_order="left")
+    rows, nothing = shown.to_dicts(), analysis.result.nothing
+    return Clusters(name, rows, ordered.height, int(rest.sum()), nothing, batches)
 
 
 @dataclass(frozen=True)
@@ -160,9 +176,10 @@ def table(trace: Trace, clusters: Clusters, origin_ns: int, place: Place) -> dic
         rows.append(
             {
                 "id": number,
+                "number": row.get("cluster_id", row.get("episode_id", number)),
                 "cells": [str("-" if v is None else field.text(v)) for field, v in pairs],
                 "sort": [field.text(v) if field.id == "va" else _sort_key(v) for field, v in pairs],
-                "window": window_of(row, origin_ns),
+                "window": [side - origin_ns for side in shown_of(row)],
                 "place": place_of(row, place),
             }
         )
@@ -177,10 +194,16 @@ def table(trace: Trace, clusters: Clusters, origin_ns: int, place: Place) -> dic
     }
 
 
-def window_of(row: Mapping[str, Any], origin_ns: int = 0) -> list[int]:
-    """Return the half-open window of a cluster, ns from an origin."""
-    start, end = row["start_ns"], row["end_ns"]
-    return [start - origin_ns, max(end, start + 1) - origin_ns]
+def window_of(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the half-open window of the copies of a cluster, ns from the session start."""
+    return row["start_ns"], max(row["end_ns"], row["start_ns"] + 1)
+
+
+def shown_of(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the window that shows a cluster: from its first fault row, which starts before it copies."""
+    start, end = window_of(row)
+    first = row.get("first_ns")
+    return start if first is None else min(start, first), end
 
 
 def place_of(row: Mapping[str, Any], place: Place) -> list[int] | None:

@@ -18,6 +18,7 @@ except ModuleNotFoundError as _missing:
 from nsan.text import shortened
 from nsan.widgets import page, static
 from nsan.widgets.checking import named_options
+from nsan.widgets.computed import Sealed
 from nsan.widgets.explorer import Explorer
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from nsan.widgets.scene import Span
 
 
-class Comparison(ipywidgets.VBox):
+class Comparison(Sealed, ipywidgets.VBox):
     """Two explorers whose windows move together; make one with :func:`nsan.compare_view`.
 
     Attributes
@@ -36,6 +37,8 @@ class Comparison(ipywidgets.VBox):
         range, and so are the way to colour and the top of its scale; addresses, filters and picks are each one's own.
     """
 
+    settable = tuple(f"{side}.{name}" for side in "ab" for name in Explorer.settable)
+
     def __init__(self, a: Explorer, b: Explorer) -> None:
         self.a, self.b = a, b
         self._echo = False
@@ -44,6 +47,7 @@ class Comparison(ipywidgets.VBox):
             one.observe(self._follow(one, other), names=["window", "by"])
             one.observe(self._rescale(other), names=["place", "filters"])
             one.share_scale(_top_of(one, other))
+        self._is_made = True
 
     def _follow(self, one: Explorer, other: Explorer) -> Callable[[Mapping[str, Any]], None]:
         def follow(change: Mapping[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import traitlets
 
-from nsan.errors import UsageError
+from nsan.errors import UsageError, listed
+from nsan.text import shortened
 
 
 class Change(traitlets.Bunch):
@@ -66,3 +68,25 @@ class Computed(traitlets.TraitType[Any, Any]):
     def set(self, obj: traitlets.HasTraits, value: Any) -> None:  # noqa: ARG002  its signature
         """Refuse a value."""
         raise UsageError(f"{self.name} is computed: {self._advice}")
+
+
+class Sealed:
+    """Refuses public attributes that a view does not have, once it is made: a typo sets nothing.
+
+    Attributes
+    ----------
+    settable : tuple of str
+        What the message offers.
+    """
+
+    settable: ClassVar[tuple[str, ...]] = ()
+    _is_made = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if self._is_made and not known:
+            close = difflib.get_close_matches(name, self.settable, n=1)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            what = f"The view has no {shortened(name)!r}.{meant}"
+            raise UsageError(f"{what} What can be set: {listed(self.settable)}.")
+        super().__setattr__(name, value)

@@ -11,11 +11,14 @@ from nsan.errors import UsageError
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.schema import TABLES
 from nsan.text import cause_word, shortened
-from nsan.units import counted, format_address, format_bytes
+from nsan.units import counted, format_address, format_bytes, format_time
+from nsan.widgets.facts import FAULT_WORDS
 from nsan.widgets.filters import KEYS, said
+from nsan.widgets.names import fitting
 from nsan.widgets.page import packed
 from nsan.widgets.scene import BYS, OVERVIEW_COLUMNS, OVERVIEW_SHAPE, Scene
 from nsan.widgets.selecting import pick_of
+from nsan.widgets.strips import Unsized
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
@@ -33,6 +36,12 @@ MOST_PANELS: Final = 50
 
 MOST_RUNS: Final = 300
 """Runs of addresses that the browser knows one by one."""
+
+_RUN_BYTES: Final = 30_000
+"""Bytes of these runs, as sent."""
+
+_RUN: Final = 110
+"""Bytes of a run beside its name."""
 
 
 def trace_of(source: Any) -> Trace:
@@ -98,7 +107,9 @@ def configuration(scene: Scene, options: Mapping[str, Any]) -> dict[str, Any]:
             "cause": _shades(CAUSES, words=True),
             "access": _shades(ACCESSES, words=False),
         },
-        "bys": [{"id": by, "label": by, "unit": unit} for by, unit in BYS.items()],
+        "bys": [
+            {"id": by, "label": _by_label(scene, by), "unit": unit} for by, unit in BYS.items()
+        ],
         "scale": dict(BYS),
         "lanes": scene.lane_config(),
         "filters": {key: scene.options.entries(key) for key in KEYS},
@@ -109,6 +120,13 @@ def configuration(scene: Scene, options: Mapping[str, Any]) -> dict[str, Any]:
         "offline": False,
         **options,
     }
+
+
+def _by_label(scene: Scene, by: str) -> str:
+    """Name a way to colour; latency is that of fault rows, or of copies where there are none."""
+    if by != "latency":
+        return by
+    return f"latency ({'fault rows' if 'gpu_faults' in scene.all_events.parts else 'copies'})"
 
 
 def _shades(shades: Mapping[str, Shade], *, words: bool) -> list[dict[str, str]]:
@@ -144,16 +162,19 @@ def _subtitle(trace: Trace) -> str:
 def _runs(scene: Scene) -> list[dict[str, Any]]:
     """List the runs of addresses; what is beyond the first ones is one run without an address."""
     runs = scene.all_events.addresses.runs
-    most = MOST_RUNS if runs.height <= MOST_RUNS else MOST_RUNS - 1
+    names = [shortened(name, 60) if name else "" for name in runs["name"].head(MOST_RUNS)]
+    most = fitting(names, _RUN_BYTES, _RUN)[0]
+    if most < runs.height:
+        most -= 1
     found = [
         {
             "start": run["place_start"],
             "end": run["place_end"],
             "va": format_address(run["va_start"]),
             "pid": run["pid"],
-            "name": shortened(run["name"], 60) if run["name"] else None,
+            "name": name or None,
         }
-        for run in runs.head(most).iter_rows(named=True)
+        for run, name in zip(runs.head(most).iter_rows(named=True), names, strict=False)
     ]
     if runs.height > most:
         last = {"start": found[-1]["end"], "end": int(runs["place_end"][-1])}
@@ -162,10 +183,22 @@ def _runs(scene: Scene) -> list[dict[str, Any]]:
     return found
 
 
+def _part(scene: Scene) -> list[str]:
+    """Say which part of a capture this is, where a filter has taken the rest away."""
+    if not scene.trace.is_filtered:
+        return []
+    windows = scene.trace.windows or ()
+    if not windows:
+        return ["This is a part of the capture, by process or GPU (trace.filter)."]
+    start, end = (format_time(side) for side in scene.extent)
+    times = f" in {len(windows)} windows of time" if len(windows) > 1 else ""
+    return [f"This is a part of the capture: {start} to {end}{times} (trace.filter)."]
+
+
 def _notes(scene: Scene) -> list[str]:
     """Say what a reader must know: what was not recorded, what is not shown."""
-    info, notes = scene.trace.info, []
-    for kind, what in (("migrations", "Migrations"), ("gpu_faults", "GPU fault rows")):
+    info, notes = scene.trace.info, _part(scene)
+    for kind, what in (("migrations", "Migrations"), *FAULT_WORDS.items()):
         capture = info.capture.get(kind)
         if capture is not None and capture.answer != "recorded":
             answer = "were not recorded" if capture.answer == "not_recorded" else "may be missing"
@@ -174,10 +207,11 @@ def _notes(scene: Scene) -> list[str]:
     if scene.all_events.n_without_start:
         rows = counted(scene.all_events.n_without_start, "row")
         notes.append(f"{rows} without a readable start are not shown.")
-    part = scene.all_events.parts.get("migrations")
-    unsized = 0 if part is None else int((part.amount.values == part.amount.null).sum())
+    unsized = Unsized(scene.all_events).total
     if unsized:
-        notes.append(f"{counted(unsized, 'migration')} without a readable size count as 0 byte.")
+        rows = counted(unsized, "migration")
+        notes.append(f"{rows} without a readable size: their bytes are missing in every sum.")
+    notes += scene.intervals.left_out()
     notes += [shortened(warning, 200) for warning in info.warnings[:4]]
     filtered = said(scene.filters, scene.options)
     if filtered:

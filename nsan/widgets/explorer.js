@@ -37,6 +37,9 @@ const RIGHT = 10;
 const HANDLE = 6;
 const DEFAULT_MAP_HEIGHT = 300;
 
+/** Said once where the kernel was restarted or has ended. */
+const GONE = "The kernel does not answer any more: run the cell again.";
+
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif';
 const BOLD = `600 ${FONT}`;
 const MONO = '10.5px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
@@ -57,6 +60,13 @@ const FILTERS = [
   ["nvtx", "NVTX"],
   ["allocation", "Allocation"],
 ];
+
+/** Filters that leave out what lies outside of what they name: one entry is a choice already. */
+const CUTTING = new Map([
+  ["kernel", "Only while these ran"],
+  ["nvtx", "Only inside these ranges"],
+  ["allocation", "Only in these"],
+]);
 
 const HELP = [
   ["Overview: drag", "choose the window of time"],
@@ -147,6 +157,11 @@ function valueText(value, unit) {
   if (value > 0 && value < 0.95) return `${value.toPrecision(1)} ${unit ?? ""}`.trim();
   const word = value === 1 ? String(unit ?? "").replace(/s$/, "") : (unit ?? "");
   return `${value < 10 && !Number.isInteger(value) ? value.toFixed(1) : countText(value)} ${word}`.trim();
+}
+
+/** Keep the groups of a number on one line. */
+function unbroken(text) {
+  return text.replace(/(\d)[ \u2009](?=\d{3}(?!\d))/g, "$1\u202f");
 }
 
 /** Write an address without leading zeros. */
@@ -499,10 +514,10 @@ class Overview {
 
   drawFaults(c) {
     const { app } = this;
-    const faults = app.config.overview?.faults;
+    const { faults, fault_label: label } = app.config.overview ?? {};
     c.font = FONT;
     c.fillStyle = app.colours.faint;
-    c.fillText(faults ? "fault rows" : "no fault rows", 4, OVERVIEW_FAULTS / 2 + 1, app.gutter - 8);
+    c.fillText(faults ? (label ?? "fault rows") : "no fault rows", 4, OVERVIEW_FAULTS / 2 + 1, app.gutter - 8);
     if (!faults) return;
     const most = faults.reduce((a, b) => Math.max(a, b), 0);
     const step = app.plotWidth / Math.max(faults.length, 1);
@@ -623,6 +638,9 @@ function shortTime(ns) {
 
 // ---------------------------------------------------------------- the lanes
 
+/** What a merged run is a number of, by what a click on one of it picks. */
+const SEVERAL = { kernel: "kernels", nvtx: "ranges", batch: "batches" };
+
 /** The time axis, and below it kernels, ranges, batches and what moved, one lane each. */
 class Lanes {
   constructor(app) {
@@ -704,7 +722,7 @@ class Lanes {
     const top = app.view?.lanes.get(lane.id)?.max;
     c.fillStyle = app.colours.faint;
     const unit = app.view?.lanes.get(lane.id)?.unit ?? lane.unit ?? "byte";
-    c.fillText(fitted(c, top ? `top ${valueText(top, unit)}` : "none here", app.gutter - left - 6), left, y + 21);
+    c.fillText(fitted(c, top ? `top ${valueText(top, unit)}` : app.isAnswered() ? "none here" : "", app.gutter - left - 6), left, y + 21);
   }
 
   drawBars(c, { lane, y, height }) {
@@ -779,13 +797,16 @@ class Lanes {
     }
   }
 
-  drawName(c, { item, name, left, y, bottom }, right) {
+  drawName(c, { lane, item, name, left, y, bottom }, right) {
     const width = right - left;
     if (width < 26) return;
     c.font = FONT;
     const several = item[3] > 1;
-    const words = several ? `${countText(item[3])}${name ? `\u2009\u00d7 ${name}` : ""}` : name;
-    const text = fitted(c, words, width - 10);
+    const count = countText(item[3]);
+    const plain = `${count} ${SEVERAL[lane.pick] ?? "intervals"}`;
+    const words = several ? (name ? `${count}\u2009\u00d7 ${name}` : plain) : name;
+    // A number that has lost its word says nothing.
+    const text = several && !name ? (c.measureText(words).width <= width - 10 ? words : "") : fitted(c, words, width - 10);
     if (!text) return;
     c.fillStyle = this.app.colours.intervalText;
     c.fillText(text, left + 5, (y + bottom) / 2 + 0.5);
@@ -1371,7 +1392,7 @@ class Toolbar {
     );
     this.menus = app.config.offline
       ? []
-      : FILTERS.filter(([key]) => (app.config.filters?.[key] ?? []).length > 1).map(([key, label]) => new FilterMenu(app, key, label));
+      : FILTERS.filter(([key]) => (app.config.filters?.[key] ?? []).length > (CUTTING.has(key) ? 0 : 1)).map(([key, label]) => new FilterMenu(app, key, label));
     this.clear = this.button("filter-clear", "Clear filters", "Show everything again", () => app.setFilters({}));
     this.filters.replaceChildren(
       ...(this.menus.length ? [make("span", { class: "nsan-caption", text: "Filter" })] : []),
@@ -1446,7 +1467,9 @@ class FilterMenu {
       app.listen(this.search, "input", () => this.fillList());
       head.append(this.search);
     }
-    for (const [text, kept] of [["All", null], ["None", []]]) {
+    const words = CUTTING.get(this.key);
+    if (words) head.append(make("span", { class: "nsan-caption", text: words }));
+    for (const [text, kept] of words ? [["All", null]] : [["All", null], ["None", []]]) {
       const button = make("button", { type: "button", class: "nsan-link", text, "data-value": text.toLowerCase() });
       app.listen(button, "click", () => app.setFilters({ ...app.filters, [this.key]: kept }));
       head.append(button);
@@ -1463,10 +1486,11 @@ class FilterMenu {
     const found = this.entries.filter((entry) => String(entry.label).toLowerCase().includes(wanted));
     const rows = found.slice(0, 200).map((entry) => {
       const box = make("input", { type: "checkbox", value: entry.id });
-      box.checked = this.kept === null || this.kept.includes(entry.id);
+      box.checked = this.isKept(entry.id);
       const words = make("span", { class: "nsan-name", dir: "ltr", text: clean(entry.label, 80), title: clean(entry.label, 600) });
       const swatch = this.key === "cause" || this.key === "access" ? app.swatch(this.key, entry.id) : null;
       const only = make("button", { type: "button", class: "nsan-link nsan-only", text: "only" });
+      only.hidden = this.entries.length === 1;
       app.listen(box, "change", () => this.flip(entry.id, box.checked));
       app.listen(only, "click", (event) => {
         event.preventDefault();
@@ -1479,13 +1503,20 @@ class FilterMenu {
     this.list.replaceChildren(...rows);
   }
 
+  /** Whether a box is ticked: a filter that cuts begins with none, one that chooses among all with all. */
+  isKept(id) {
+    return this.kept === null ? !CUTTING.has(this.key) : this.kept.includes(id);
+  }
+
   flip(id, isOn) {
     const all = this.entries.map((entry) => entry.id);
-    const kept = new Set(this.kept ?? all);
+    const kept = new Set(all.filter((one) => this.isKept(one)));
     if (isOn) kept.add(id);
     else kept.delete(id);
     const ids = all.filter((one) => kept.has(one));
-    this.app.setFilters({ ...this.app.filters, [this.key]: ids.length === all.length ? null : ids });
+    // All kernels is less than all the time: there only "none" is no filter.
+    const isNone = CUTTING.has(this.key) ? ids.length === 0 : ids.length === all.length;
+    this.app.setFilters({ ...this.app.filters, [this.key]: isNone ? null : ids });
   }
 
   update() {
@@ -1496,7 +1527,7 @@ class FilterMenu {
     if (this.popup.hidden || !this.list) return;
     for (const box of this.list.querySelectorAll("input[type=checkbox]")) {
       const entry = this.entries.find((one) => String(one.id) === box.value);
-      if (entry) box.checked = kept === null || kept.includes(entry.id);
+      if (entry) box.checked = this.isKept(entry.id);
     }
   }
 }
@@ -1534,6 +1565,10 @@ class Legend {
     if (app.isOtherShown()) {
       entries.push(make("span", { class: "nsan-other" }, app.swatch(app.by, null), make("span", { text: clean(app.view.map.other ?? `no ${app.by}`, 40) })));
     }
+    // They have addresses, but no cause and no access.
+    if ((app.config.lanes ?? []).some((lane) => lane.id === "cpu_faults")) {
+      entries.push(make("span", { class: "nsan-faint", text: "CPU page faults: lane only", title: "They have no cause and no access: colour by density to see their addresses." }));
+    }
     return [make("span", { class: "nsan-caption", text: "Map" }), ...entries];
   }
 
@@ -1568,18 +1603,45 @@ class Legend {
 
 // ---------------------------------------------------------------- clusters and facts
 
+/** A part that scrolls, with a shade on each side where there is more. */
+function scroller(app, ...children) {
+  const body = make("div", { class: "nsan-scroll" }, ...children);
+  app.listen(body, "scroll", () => shade(body), { passive: true });
+  return body;
+}
+
+/** Say on which sides a part has more to scroll to. */
+function shade(body) {
+  const { scrollLeft, scrollTop, scrollWidth, scrollHeight, clientWidth, clientHeight } = body;
+  const more = { left: scrollLeft > 1, right: scrollLeft + clientWidth < scrollWidth - 1, bottom: scrollTop + clientHeight < scrollHeight - 1 };
+  if (body.parentElement) body.parentElement.dataset.more = Object.keys(more).filter((side) => more[side]).join(" ");
+}
+
+/** The columns of the clusters that one wants to see first, by their ids; the others follow. */
+const FIRST_COLUMNS = ["start_ns", "duration_ns", "pid", "device_id", "pattern", "kernel", "n_pages", "n_faulted_pages", "bytes", "n_fault_rows"];
+
 /** The clusters as a table: sorts by click, goes to a row by click or Enter. */
 class ClusterTable {
   constructor(app) {
     this.app = app;
     this.sorted = null;
-    this.body = make("div", { class: "nsan-scroll" });
+    this.body = scroller(app);
     this.title = make("div", { class: "nsan-section-title" });
     this.element = make("section", { class: "nsan-clusters", hook: "clusters", "aria-label": "Fault clusters" }, this.title, this.body);
   }
 
+  /** What Python sends, each row with its number first, and the columns in the order of use. */
   get data() {
-    return this.app.model.get("clusters") ?? {};
+    const data = this.app.model.get("clusters") ?? {};
+    if (!data.columns) return data;
+    const rank = (column) => (FIRST_COLUMNS.includes(column.id) ? FIRST_COLUMNS.indexOf(column.id) : FIRST_COLUMNS.length);
+    const places = data.columns.map((_, i) => i).sort((a, b) => rank(data.columns[a]) - rank(data.columns[b]) || a - b);
+    const ordered = (list) => places.map((i) => list[i]);
+    return {
+      ...data,
+      columns: [{ id: "#", label: "#", align: "right", title: "Number of the cluster" }, ...ordered(data.columns)],
+      rows: (data.rows ?? []).map((row) => ({ ...row, cells: [String(row.number ?? row.id), ...ordered(row.cells)], sort: row.sort ? [row.number ?? row.id, ...ordered(row.sort)] : undefined })),
+    };
   }
 
   update() {
@@ -1595,11 +1657,13 @@ class ClusterTable {
     if (!rows.length) {
       const words = data.state === "failed" ? "The clusters could not be computed." : data.state === "ready" || data.empty ? data.empty || "No fault cluster: no place in time and addresses has many page faults." : "Looking for clusters\u2026";
       this.body.replaceChildren(make("p", { class: "nsan-empty", text: clean(words, 300) }), ...this.note(data));
+      shade(this.body);
       return;
     }
     const table = make("table", {}, this.head(data), make("tbody", {}, ...this.order(rows).map((row, i) => this.row(data, row, i))));
     this.body.replaceChildren(table, ...this.note(data));
     app.listen(table, "keydown", (event) => this.key(event));
+    shade(this.body);
   }
 
   note(data) {
@@ -1615,6 +1679,11 @@ class ClusterTable {
       return make("th", { scope: "col", class: this.isNumeric(column) ? "nsan-number" : null, "aria-sort": isSorted ? (this.sorted.isDown ? "descending" : "ascending") : "none" }, button);
     });
     return make("thead", {}, make("tr", {}, ...cells));
+  }
+
+  cellClass(column) {
+    if (this.isNumeric(column)) return "nsan-number";
+    return column.id === "kernel" ? "nsan-wide" : null;
   }
 
   isNumeric(column) {
@@ -1640,7 +1709,7 @@ class ClusterTable {
 
   row(data, row, index) {
     const { app } = this;
-    const cells = row.cells.map((text, i) => make("td", { dir: "ltr", class: this.isNumeric(data.columns[i]) ? "nsan-number" : null, text: clean(shortAddress(text), 48), title: String(text).length > 40 ? clean(text, 600) : null }));
+    const cells = row.cells.map((text, i) => make("td", { dir: "ltr", class: this.cellClass(data.columns[i]), text: clean(shortAddress(text), 80), title: String(text).length > 12 ? clean(text, 600) : null }));
     const isPicked = app.picked?.what === "cluster" && app.picked.id === row.id;
     const element = make("tr", { "data-id": row.id, tabindex: index === 0 ? 0 : -1, "aria-selected": isPicked }, ...cells);
     app.listen(element, "click", () => this.pick(row));
@@ -1699,11 +1768,12 @@ class Panel {
     for (const [label, text, kind] of panel.facts ?? []) {
       facts.append(
         make("dt", { text: clean(label, 60) }),
-        make("dd", {}, make("span", { class: "nsan-value", dir: "ltr", text: clean(text, 160), title: String(text).length > 100 ? clean(text, 600) : null }), ...[badge(kind, whole)].filter(Boolean)),
+        make("dd", {}, make("span", { class: "nsan-value", dir: "ltr", text: unbroken(clean(text, 160)), title: String(text).length > 100 ? clean(text, 600) : null }), ...[badge(kind, whole)].filter(Boolean)),
       );
     }
     const body = facts.childElementCount ? facts : make("p", { class: "nsan-empty", text: "Click a kernel, a range, a batch or a cluster, or drag a box on the map." });
-    this.element.replaceChildren(title, make("div", { class: "nsan-scroll" }, body, ...(panel.note ? [make("p", { class: "nsan-note", text: clean(panel.note, 400) })] : [])));
+    this.element.replaceChildren(title, scroller(app, body, ...(panel.note ? [make("p", { class: "nsan-note", text: clean(panel.note, 400) })] : [])));
+    shade(this.element.lastChild);
   }
 }
 
@@ -1733,7 +1803,10 @@ class Explorer {
     this.lit = null;
     this.pointer = null;
     this.history = [];
+    // What the user has changed since the last look: only that may move what Python knows.
+    this.userMoved = new Set();
     this.failures = 0;
+    this.isGone = false;
     this.foreignWheel = 0;
     this.lastPointer = null;
     this.width = 0;
@@ -1807,7 +1880,7 @@ class Explorer {
     const text = clean(`The view failed: ${error?.stack ?? error}`.replaceAll("\n", " | "), 600);
     this.failures += 1;
     this.showError(text);
-    if (this.failures <= 3) this.model.send({ kind: "failed", text });
+    if (this.failures <= 3) this.send({ kind: "failed", text });
   }
 
   connect(el) {
@@ -1948,8 +2021,30 @@ class Explorer {
         make("span", { class: "nsan-faint nsan-name", dir: "ltr", text: clean(config.subtitle ?? "", 200) }),
         this.busy,
       ),
-      ...(figures.length ? [make("div", { class: "nsan-figures" }, ...figures)] : []),
+      ...(figures.length ? [make("div", { class: "nsan-figures" }, ...figures, make("span", { class: "nsan-faint", hook: "more-figures" }))] : []),
     );
+    this.fitFigures();
+  }
+
+  /** Keep the figures to two lines; what does not fit is said in a title, and stands in the panel. */
+  fitFigures() {
+    const box = this.header.querySelector(".nsan-figures");
+    if (!box || !this.width) return;
+    const more = box.lastChild;
+    const figures = [...box.children].slice(0, -1);
+    for (const one of figures) one.hidden = false;
+    let n = figures.length;
+    const say = () => {
+      more.textContent = n < figures.length ? `and ${figures.length - n} more` : "";
+      more.title = figures.slice(n).map((one) => [...one.children].map((part) => part.textContent).join(" ")).join("\n");
+    };
+    say();
+    const lines = () => new Set([...box.children].filter((one) => !one.hidden && one.textContent).map((one) => one.offsetTop + one.offsetHeight)).size;
+    while (n > 1 && lines() > 2) {
+      n -= 1;
+      figures[n].hidden = true;
+      say();
+    }
   }
 
   takeFilters() {
@@ -1984,7 +2079,7 @@ class Explorer {
     const close = make("button", { type: "button", class: "nsan-link", text: "hide" });
     this.listen(close, "click", () => {
       this.showError("");
-      this.model.send({ kind: "clear_error" });
+      this.send({ kind: "clear_error" });
     });
     const lines = String(text).split("\n").slice(-60);
     this.error.replaceChildren(make("div", { class: "nsan-section-title" }, make("span", { text: "An error" }), close), make("pre", { text: lines.map((line) => clean(line, 400)).join("\n") }));
@@ -2007,7 +2102,12 @@ class Explorer {
 
   /** Move because Python code says so: exactly there. */
   go({ window, place, by }) {
-    if (by) this.by = by;
+    if (by) {
+      this.by = by;
+      this.userMoved.delete("by");
+    }
+    if (window !== undefined) this.userMoved.delete("window");
+    if (place !== undefined) this.userMoved.delete("place");
     this.hasMoved = true;
     const next = window === null ? [...this.extent] : (window ?? this.window);
     const nextPlace = place === null ? [...this.places] : (place ?? this.place);
@@ -2051,6 +2151,29 @@ class Explorer {
 
   // ---- to Python
 
+  /**
+   * Send a message; where the kernel is gone, say so once. Each try is a try: nothing is lost by it.
+   * @returns {boolean} Whether it was sent.
+   */
+  send(message) {
+    try {
+      this.model.send(message);
+    } catch {
+      // What the notebook says of it is of no use to the reader: "Cannot send".
+      if (!this.isGone) this.showError(GONE);
+      this.setGone(true);
+      return false;
+    }
+    if (this.isGone) this.setGone(false);
+    return true;
+  }
+
+  setGone(isGone) {
+    this.isGone = isGone;
+    this.facts.update();
+    this.invalidate();
+  }
+
   /** Ask for what the window needs: soon, one question at a time. */
   look() {
     if (!this.isReady) return;
@@ -2078,16 +2201,20 @@ class Explorer {
       this.asked = null;
       this.setSlow(true);
     });
-    this.model.send({
+    const isSent = this.send({
       kind: "look",
       view: this.id,
       id: this.nLooks,
       window: isFirst ? null : this.window,
       place: isFirst ? null : this.place,
       by: isFirst ? null : this.by,
+      // The same explorer may be shown twice: a view that is only drawn anew moves nothing in Python.
+      moved: this.userMoved.size > 0,
       columns: Math.max(1, Math.min(MOST_COLUMNS, Math.floor(this.plotWidth / 2))),
       rows: Math.max(1, Math.min(MOST_ROWS, Math.floor(this.map.height / 2))),
     });
+    if (isSent) this.userMoved.clear();
+    else this.endLook();
   }
 
   endLook() {
@@ -2098,8 +2225,10 @@ class Explorer {
   }
 
   setSlow(isSlow) {
+    const isOther = Boolean(this.isSlow) !== isSlow;
     this.isSlow = isSlow;
     this.showBusy();
+    if (isOther && !this.panel().isPicked) this.facts.update();
   }
 
   askHover(t, place) {
@@ -2108,7 +2237,7 @@ class Explorer {
     const id = this.nHovers;
     this.cancelTimer("hover");
     this.later("hover", HOVER_DELAY, () =>
-      this.model.send({
+      this.send({
         kind: "hover",
         view: this.id,
         id,
@@ -2126,7 +2255,7 @@ class Explorer {
     if (thing?.what !== "box") this.map.box = null;
     this.picked = thing;
     this.isRemembered = Boolean(thing);
-    this.model.send({ kind: "pick", ...(thing ?? { what: null }) });
+    this.send({ kind: "pick", ...(thing ?? { what: null }) });
     this.clusters.mark();
     this.facts.update();
     this.invalidate();
@@ -2137,12 +2266,13 @@ class Explorer {
     this.toolbar.update();
     this.invalidate();
     this.cancelTimer("filter");
-    this.later("filter", 120, () => this.model.send({ kind: "filter", filters: this.filters }));
+    this.later("filter", 120, () => this.send({ kind: "filter", filters: this.filters }));
   }
 
   colourBy(by) {
     if (by === this.by) return;
     this.hasMoved = true;
+    this.userMoved.add("by");
     this.by = by;
     this.look();
     this.invalidate();
@@ -2150,11 +2280,14 @@ class Explorer {
 
   // ---- moving
 
-  /** Show a window of time and, if given, of places; then ask for it. */
+  /** Show a window of time and, if given, of places, because the user wants it; then ask for it. */
   show(window, place = this.place) {
     this.hasMoved = true;
-    this.window = within(window, this.extent, LEAST_TIME);
-    this.place = within(place, this.places, LEAST_PLACE);
+    const [nextWindow, nextPlace] = [within(window, this.extent, LEAST_TIME), within(place, this.places, LEAST_PLACE)];
+    if (!same(nextWindow, this.window)) this.userMoved.add("window");
+    if (!same(nextPlace, this.place)) this.userMoved.add("place");
+    this.window = nextWindow;
+    this.place = nextPlace;
     this.moved();
   }
 
@@ -2385,7 +2518,10 @@ class Explorer {
     this.gutter = width >= 820 ? 156 : width >= 640 ? 128 : 108;
     this.plotWidth = Math.max(width - this.gutter - RIGHT, 20);
     this.root.classList.toggle("nsan-small", width < 640);
-    this.root.classList.toggle("nsan-narrow", width < 940);
+    this.root.classList.toggle("nsan-narrow", width < 1040);
+    this.fitFigures();
+    shade(this.clusters.body);
+    this.facts.update();
     if (isFirst) this.ask();
     else this.look();
     this.invalidate();
@@ -2520,14 +2656,26 @@ class Explorer {
     return `${part}${places}`;
   }
 
-  /** Why the map is empty, in words; null where it is not. */
+  /** Whether the last answer is of what is shown now: only then can one say that there is nothing. */
+  isAnswered() {
+    const { view } = this;
+    if (!view || this.isStale || view.by !== this.by) return false;
+    // Python answers in whole ns and bytes. A copy in a file has one answer to everything.
+    const near = (a, b) => Math.abs(a[0] - b[0]) < 1.5 && Math.abs(a[1] - b[1]) < 1.5;
+    return Boolean(this.config.offline) || (near(view.window, this.window) && near(view.place, this.place));
+  }
+
+  /** Why the map is empty, in words; null where it is not, or nobody knows yet. */
   emptyWords() {
     if (!this.isReady) return [this.model.get("busy") ? clean(this.model.get("busy"), 80) : "Waiting for the trace\u2026"];
     if (!this.hasPlaces) return ["No event of this trace has an address", "The lanes above show when things moved."];
-    if (!this.view) return this.base ? null : ["Drawing\u2026"];
+    if (!this.view) return this.base ? null : [this.isGone ? "No picture" : "Drawing\u2026"];
+    if (!this.isAnswered()) return null;
     const map = this.view.map;
     const isEmpty = !map || (map.mode === "raster" ? map.n === 0 : !map.marks?.length);
-    if (!isEmpty || this.isStale) return null;
+    if (!isEmpty) return null;
+    const others = this.otherWords();
+    if (others) return others;
     const isFiltered = Object.values(this.filters).some((ids) => Array.isArray(ids));
     if (isFiltered) return ["Nothing here passes the filters", "\u201cClear filters\u201d shows everything again."];
     if (!this.isAll()) return ["Nothing in this window", clean(map?.empty ?? "Home shows the whole trace.", 120)];
@@ -2535,10 +2683,26 @@ class Explorer {
     return ["Nothing to draw in this colour", "Choose another colour above."];
   }
 
+  /** What there is of the other kind, where the colour speaks of one kind only. */
+  otherWords() {
+    const total = (lanes) => lanes.reduce((sum, lane) => sum + (this.view.lanes.get(lane.id)?.values ?? []).reduce((a, b) => a + b, 0), 0);
+    const bars = (this.config.lanes ?? []).filter((lane) => lane.kind === "bars");
+    if (this.view.by === "cause") {
+      const n = total(bars.filter((lane) => lane.id === "gpu_faults"));
+      return n ? [`No copies here; ${valueText(n, "fault rows")}: colour by access`, "Fault rows of all addresses in this window."] : null;
+    }
+    if (this.view.by === "access") {
+      const n = total(bars.filter((lane) => lane.category));
+      return n ? [`No GPU fault rows here; ${bytesText(n)} moved: colour by cause`, "Copies of all addresses in this window."] : null;
+    }
+    return null;
+  }
+
   panel() {
     const panel = this.model.get("panel") ?? {};
     if (panel.title) return { ...panel, isPicked: true };
-    return { title: this.map?.box ? "In the box" : "In view", facts: this.view?.facts ?? [] };
+    const title = (this.isSlow || this.isGone) && this.view && !this.isAnswered() ? "In the view before" : "In view";
+    return { title: this.map?.box ? "In the box" : title, facts: this.view?.facts ?? [] };
   }
 
   runAt(place) {

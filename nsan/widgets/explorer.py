@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from nsan.errors import ExtraMissingError, UnknownNameError
 from nsan.text import safe
-from nsan.units import parse_window
 
 try:
     import anywidget
@@ -29,13 +28,14 @@ from nsan.widgets.checking import (
     checked_by,
     checked_options,
     checked_pick,
+    inside,
     last_lines,
     named_options,
     numbers,
     span,
 )
 from nsan.widgets.clusters import Clusters, find_clusters, table
-from nsan.widgets.computed import Change, Checked, Computed
+from nsan.widgets.computed import Change, Checked, Computed, Sealed
 from nsan.widgets.configuring import BACKGROUND, configuration, offline_views, trace_of
 from nsan.widgets.filters import checked
 from nsan.widgets.refaulted import find_refaults
@@ -54,7 +54,7 @@ _SENT: Final = 50
 """Moves on behalf of another view that are remembered."""
 
 
-class Explorer(anywidget.AnyWidget):
+class Explorer(Sealed, anywidget.AnyWidget):
     """One linked view of a trace: overview, lanes, map of addresses and time, clusters and facts.
 
     Make one with :func:`nsan.explore`.
@@ -81,6 +81,8 @@ class Explorer(anywidget.AnyWidget):
         The last lines of an error that the browser caused; "" if there is none.
     """
 
+    settable: ClassVar[tuple[str, ...]] = ("window", "place", "by", "filters", "picked")
+
     _esm: ClassVar[Any] = _HERE / "explorer.js"
     _css: ClassVar[Any] = _HERE / "explorer.css"
 
@@ -89,12 +91,10 @@ class Explorer(anywidget.AnyWidget):
     panel = traitlets.Dict().tag(sync=True)
     error = traitlets.Unicode("").tag(sync=True)
     busy = traitlets.Unicode("").tag(sync=True)
-    filters = traitlets.Dict().tag(sync=True)
+    filters = Checked(lambda me, value: checked(value, me.scene.options), {}).tag(sync=True)
 
-    window = Checked(
-        lambda me, value: span(value, me.scene.extent, "window", read=parse_window), (0, 1)
-    )
-    place = Checked(lambda me, value: span(value, me.scene.places, "place"), (0, 1))
+    window = Checked(lambda me, value: inside(value, me.scene.extent, "window"), (0, 1))
+    place = Checked(lambda me, value: inside(value, me.scene.places, "place"), (0, 1))
     by = Checked(lambda _, value: checked_by(value), "cause")
     picked = Checked(lambda me, value: me.find_pick(value))
     selection = Computed(
@@ -120,6 +120,7 @@ class Explorer(anywidget.AnyWidget):
         self._work = threading.Thread(target=self._compute, daemon=True)
         self.clusters, self.busy = {"state": "computing"}, BACKGROUND[0]
         self._work.start()
+        self._is_made = True
 
     def selected_rows(self) -> pl.DataFrame:
         """Compute :attr:`selection`; the rows are kept until it changes."""
@@ -135,10 +136,6 @@ class Explorer(anywidget.AnyWidget):
         """Forget the rows and tell observers, who compute them only if they look."""
         old, self._cached = self._cached, None
         self.notify_change(Change(name="selection", old=old, owner=self, type="change"))
-
-    @traitlets.validate("filters")
-    def _check_filters(self, proposal: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(checked(proposal["value"] or {}, self.scene.options))
 
     def find_pick(self, asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
         """Check what :attr:`picked` is set to, and find it."""
@@ -179,9 +176,13 @@ class Explorer(anywidget.AnyWidget):
         return {**self._pick.panel(self.scene), "id": self.picked.get("id")}
 
     def _go_to_pick(self) -> None:
-        if self._pick is not None and self._pick.what != "box":
-            window, place = self._pick.view(self.scene)
-            self._go(window=window, place=place)
+        if self._pick is None or self._pick.what == "box":
+            return
+        window, place = self._pick.view(self.scene)
+        self._go(window=window, place=place)
+        # The browser goes there; its next look is no move of the user's.
+        with self._moved_by(browser=True):
+            self.window, self.place = window, self.place if place is None else place
 
     def _go(
         self, *, window: Span | None = None, place: Span | None = None, by: str | None = None
@@ -205,13 +206,14 @@ class Explorer(anywidget.AnyWidget):
         extent : (int, int)
             Time, ns from the session start; holds the trace's own.
         """
-        self.ready()
-        self.scene.extent = extent
+        # The clusters may still be looked for: their table takes the times of whichever is last.
+        with self._lock:
+            self.scene.extent = extent
+            if self._found is not None:
+                self.clusters = table(self.scene.trace, self._found, extent[0], self.scene.place_of)
         with self._moved_by(browser=True):
             self.window = extent
         self.config = configuration(self.scene, self._options)
-        if self._found is not None:
-            self.clusters = table(self.scene.trace, self._found, extent[0], self.scene.place_of)
 
     def share_scale(self, top: Callable[[Span, str, tuple[int, int]], float]) -> None:
         """Let the colour scale reach as high as another view's.
@@ -278,11 +280,15 @@ class Explorer(anywidget.AnyWidget):
             self.send({"kind": "failed", **address})
             raise
         self.send({**message, **address}, buffers)
-        moved = (window, place) != (self.window, self.place)
         self.is_echo = window in self._sent
         if self.is_echo:
             # What was asked for before that will not be shown any more.
             self._sent = self._sent[self._sent.index(window) + 1 :]
+        if asked.get("moved", True) is not True:
+            # A view that only draws again what it shows: another one may have moved since.
+            self.is_echo = False
+            return
+        moved = (window, place) != (self.window, self.place)
         try:
             # All three are set before an observer hears of the first.
             with self._lock, self.hold_trait_notifications():
@@ -304,13 +310,13 @@ class Explorer(anywidget.AnyWidget):
         if asked.get("what") is None:
             self.picked = None
             return
-        wanted = asked_pick(asked, self.scene.origin_ns)
+        wanted = asked_pick(asked, self.scene)
         if wanted == self.picked:  # once more: back to it
             self._go_to_pick()
         self.picked = wanted
 
     def _on_filter(self, asked: Mapping[str, Any]) -> None:
-        self.filters = asked.get("filters") or {}
+        self.filters = asked.get("filters")
 
     def _on_failed(self, asked: Mapping[str, Any]) -> None:
         """Show an error of the browser's own, or take away what is shown."""
@@ -335,7 +341,7 @@ class Explorer(anywidget.AnyWidget):
     def _find_clusters(self) -> None:
         scene = self.scene
         try:
-            found = find_clusters(scene.trace)
+            found = find_clusters(scene.short_trace)
         except Exception:
             with self._lock:
                 self.clusters = {"state": "failed"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from nsan.analysis.intervals import union
+from nsan.analysis.intervals import covered, union
 from nsan.info import MODEL_KIND
 from nsan.text import cause_word, direction_word, safe, shortened
 from nsan.units import (
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 Fact = list[str]
 Panel = dict[str, Any]
+
+FAULT_WORDS: Final = {"gpu_faults": "GPU fault rows", "cpu_faults": "CPU page faults"}
+"""What rows of the fault tables are called; the two are never added up."""
+
+_LAST: Final = (1 << 64) - 1
+"""The last address that there is."""
 
 _NAMED: Final = 200
 """Characters of a name in the panel."""
@@ -66,7 +72,30 @@ def when(trace: Trace, start_ns: int, end_ns: int | None, kind: str = "recorded"
     return found
 
 
-def traffic(trace: Trace, rows: pl.DataFrame) -> list[Fact]:
+def size_words(n_bytes: int | None, n: int, n_unknown: int) -> str:
+    """Say how much copies moved, where the size of some or all may not be known.
+
+    Parameters
+    ----------
+    n_bytes : int or None
+        Bytes of those of known size; None: too many to count.
+    n, n_unknown : int
+        Copies, and those of them whose size is not known.
+
+    Returns
+    -------
+    str
+        A size that is not known is never 0.
+    """
+    copies = counted(n, "copy", "copies")
+    if n_unknown >= n or n_bytes is None:
+        return f"size unknown in {copies}"
+    if n_unknown:
+        return f"at least {format_bytes(n_bytes)} in {copies}, {format_count(n_unknown)} of unknown size"
+    return f"{format_bytes(n_bytes)} in {copies}"
+
+
+def traffic(trace: Trace, rows: pl.DataFrame, window: tuple[int, int]) -> list[Fact]:
     """Say what faulted and moved in some rows.
 
     Parameters
@@ -75,6 +104,8 @@ def traffic(trace: Trace, rows: pl.DataFrame) -> list[Fact]:
         The trace.
     rows : DataFrame
         Rows with the columns of ``explorer.selection``.
+    window : (int, int)
+        Where they start, ns; busy time is cut at its edges.
 
     Returns
     -------
@@ -86,7 +117,7 @@ def traffic(trace: Trace, rows: pl.DataFrame) -> list[Fact]:
     return [
         *_gpu_faults(trace, rows.filter(pl.col("table") == "gpu_faults")),
         *_cpu_faults(trace, rows.filter(pl.col("table") == "cpu_faults")),
-        *_moved(trace, copies),
+        *_moved(trace, copies, window),
         *_addresses(trace, rows),
     ]
 
@@ -132,7 +163,7 @@ def _sum(values: pl.Series) -> str:
     return "-" if values.null_count() else format_count(int(values.cast(pl.Int128).sum()))
 
 
-def _moved(trace: Trace, copies: pl.DataFrame) -> list[Fact]:
+def _moved(trace: Trace, copies: pl.DataFrame, window: tuple[int, int]) -> list[Fact]:
     word = unanswered(trace, "migrations")
     if word and copies.is_empty():
         return [["migrations", word, ""]]
@@ -153,26 +184,29 @@ def _moved(trace: Trace, copies: pl.DataFrame) -> list[Fact]:
         label = (
             f"{direction_word(direction or 'direction unknown')}, {cause_word(cause or 'unknown')}"
         )
-        size = "size unknown" if n_unknown else format_bytes(n_bytes)
-        found.append([label, f"{size} in {counted(n, 'copy', 'copies')}", kind])
-    return [*found, *_busy(trace, copies)]
+        found.append([label, size_words(n_bytes, n, n_unknown), kind])
+    return [*found, *_busy(trace, copies, window)]
 
 
-def _busy(trace: Trace, copies: pl.DataFrame) -> list[Fact]:
-    """Measure the time in which something was in flight, and how fast it went meanwhile."""
-    if copies.height > _BUSY_ROWS or copies["end_ns"].null_count() or copies["bytes"].null_count():
+def _busy(trace: Trace, copies: pl.DataFrame, window: tuple[int, int]) -> list[Fact]:
+    """Measure the time in which any of some copies was in flight, and how fast they went.
+
+    Wall time: what overlaps counts once, whatever the GPU, process and direction. The time is cut at
+    the window; the rate is that of the whole copies over their whole time.
+    """
+    if copies.height > _BUSY_ROWS or copies["end_ns"].null_count():
         return []
-    by = ("pid", "device_id", "direction")
-    merged = union(copies.lazy().select("start_ns", "end_ns", *by), by=by).collect()
-    busy = int((merged["end_ns"] - merged["start_ns"]).sum())
-    if not busy:
+    merged = union(copies.lazy().select("start_ns", "end_ns")).collect()
+    if merged.is_empty():
         return []
     kind = kind_of(trace, "derived")
-    rate = int(copies["bytes"].cast(pl.Int128).sum()) / busy * 1e9
-    return [
-        ["copies in flight for", format_time(busy), kind],
-        ["rate while in flight", format_rate(rate), kind],
-    ]
+    inside = covered(merged, [window]).item()
+    found = [["copies in flight for", format_time(inside), kind]]
+    if not copies["bytes"].null_count():
+        whole = covered(merged, None).item()
+        rate = int(copies["bytes"].cast(pl.Int128).sum()) / whole * 1e9
+        found.append(["rate while in flight", format_rate(rate), kind])
+    return found
 
 
 def _addresses(trace: Trace, rows: pl.DataFrame) -> list[Fact]:
@@ -180,9 +214,11 @@ def _addresses(trace: Trace, rows: pl.DataFrame) -> list[Fact]:
     if placed.is_empty():
         return []
     last = pl.col("bytes").fill_null(1).clip(1).cast(pl.UInt64) - 1
+    # A size that is damaged must not lead round the end of the address space.
+    room = pl.lit(_LAST, pl.UInt64) - pl.col("va")
     low, high, n_blocks = placed.select(
         low=pl.col("va").min(),
-        high=(pl.col("va") + last).max(),
+        high=(pl.col("va") + pl.min_horizontal(last, room)).max(),
         n_blocks=pl.struct("pid", block=pl.col("va") // VA_BLOCK_BYTES).n_unique(),
     ).row(0)
     kind = kind_of(trace, "derived")
@@ -220,7 +256,8 @@ def kernel_panel(trace: Trace, kernel: Mapping[str, Any], rows: pl.DataFrame) ->
     if kernel["stream_id"] is not None:
         found.append(["stream", str(kernel["stream_id"]), kind])
     found += when(trace, kernel["start_ns"], kernel["end_ns"])
-    return _panel("kernel", kernel["name"] or called, [*found, *traffic(trace, rows)])
+    moved = traffic(trace, rows, _time(kernel))
+    return _panel("kernel", kernel["name"] or called, [*found, *moved])
 
 
 def range_panel(trace: Trace, found_range: Mapping[str, Any], rows: pl.DataFrame) -> Panel:
@@ -251,7 +288,7 @@ def range_panel(trace: Trace, found_range: Mapping[str, Any], rows: pl.DataFrame
     ]
     if found_range["closed"] is False:
         found.append(["end", "the program never closed it: the end of the trace", kind])
-    return _panel("nvtx", name, [*found, *traffic(trace, rows)])
+    return _panel("nvtx", name, [*found, *traffic(trace, rows, _time(found_range))])
 
 
 def batch_panel(trace: Trace, batch: Mapping[str, Any], rows: pl.DataFrame) -> Panel:
@@ -281,7 +318,7 @@ def batch_panel(trace: Trace, batch: Mapping[str, Any], rows: pl.DataFrame) -> P
         found.append(["counted on that page", text, kind_of(trace)])
     if batch.get("access") is not None:
         found.append(["access", safe(batch["access"]), kind_of(trace)])
-    return _panel("batch", "Driver batch", [*found, *traffic(trace, rows)])
+    return _panel("batch", "Driver batch", [*found, *traffic(trace, rows, _time(batch))])
 
 
 def cluster_panel(trace: Trace, cluster: Mapping[str, Any], rows: pl.DataFrame) -> Panel:
@@ -316,7 +353,8 @@ def cluster_panel(trace: Trace, cluster: Mapping[str, Any], rows: pl.DataFrame) 
         found.append(["main kernel", shortened(cluster["kernel"], _NAMED), made])
     title = "Fault cluster" if "cluster_id" in cluster else "Fault episode"
     number = cluster.get("cluster_id", cluster.get("episode_id"))
-    return _panel("cluster", f"{title} {number}", [*found, *traffic(trace, rows)])
+    moved = traffic(trace, rows, _time(cluster))
+    return _panel("cluster", f"{title} {number}", [*found, *moved])
 
 
 def box_panel(
@@ -348,14 +386,20 @@ def box_panel(
     """
     found = when(trace, *window)
     for start, end in places[:4]:
-        found.append(["addresses", f"{format_address(start)} to {format_address(end)}", ""])
+        # The end is exclusive, and at the top of the address space it is no address.
+        text = f"{format_address(start)} to {format_address(end - 1)} (last byte)"
+        found.append(["addresses", text, ""])
     if len(places) > 4:
         found.append(["addresses", f"and {len(places) - 4} more runs", ""])
     labels = list(held)
     found += [["allocation", label, kind_of(trace)] for label in labels[:4]]
     if len(labels) > 4:
         found.append(["allocations", f"and {len(labels) - 4} more", kind_of(trace)])
-    return _panel("box", "Selected box", [*found, *traffic(trace, rows)])
+    return _panel("box", "Selected box", [*found, *traffic(trace, rows, window)])
+
+
+def _time(thing: Mapping[str, Any]) -> tuple[int, int]:
+    return thing["start_ns"], thing["end_ns"]
 
 
 def _owner(trace: Trace, thing: Mapping[str, Any]) -> list[Fact]:

@@ -2,23 +2,27 @@
 
 A row is kept if each filter that is on keeps it. A cause or access filter leaves out rows that have no
 cause or access (a fault row has no cause). A GPU filter keeps CPU faults, which belong to no GPU, as
-:meth:`nsan.Trace.filter` does. A kernel or NVTX filter keeps what starts while one of them runs, an
-allocation filter what lies in one while it lives.
+:meth:`nsan.Trace.filter` does. A kernel filter keeps what starts while one of them runs on the row's own
+process and GPU (a CPU fault: in its process). An NVTX filter keeps what starts while a range of that name
+is open, by time alone, as ``Trace.filter(nvtx=)`` does, in the processes that have such a range. An
+allocation filter keeps what lies in one while it lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from nsan.analysis.intervals import intersection, union
+from nsan.analysis.intervals import union
 from nsan.errors import UnknownNameError, UsageError, listed
 from nsan.text import cause_word, shortened
 from nsan.units import format_address, format_bytes
 from nsan.uvm.constants import MANAGED_KINDS
+from nsan.widgets.names import distinct, fitting, labels_of, n_sent, shares
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
@@ -28,6 +32,14 @@ KEYS: Final = ("pid", "device", "cause", "access", "kernel", "nvtx", "allocation
 
 MOST_LISTED: Final = 500
 """Entries of a filter that the browser lists."""
+
+LISTED_BYTES: Final = 100_000
+"""Bytes of all entries that the browser lists, as sent."""
+
+_ENTRY: Final = 40
+"""Bytes of an entry beside its label."""
+
+_MOST_LABEL: Final = 100
 
 _NAMED: Final = ("kernel", "nvtx", "allocation")
 """Filters whose entries are known by their number in the list, since names are long and hostile."""
@@ -50,15 +62,25 @@ class Options:
     labels: dict[str, list[str]]
     values: dict[str, list[Any]]
 
+    @cached_property
+    def listed(self) -> dict[str, int]:
+        """How many entries of each filter the browser lists: ``MOST_LISTED``, and what ``LISTED_BYTES`` hold."""
+        first = {key: labels[:MOST_LISTED] for key, labels in self.labels.items()}
+        sizes = {
+            key: sum(n_sent(each) + _ENTRY for each in labels) for key, labels in first.items()
+        }
+        room = shares(sizes, LISTED_BYTES)
+        return {key: fitting(labels, room[key], _ENTRY)[0] for key, labels in first.items()}
+
     def entries(self, key: str) -> list[dict[str, Any]]:
-        """Return the entries of a filter for the browser: at most ``MOST_LISTED``."""
+        """Return the entries of a filter for the browser: the first of them, as many as it lists."""
         ids = range(len(self.labels[key])) if key in _NAMED else self.values[key]
-        pairs = zip(ids, self.labels[key], strict=True)
-        return [{"id": each, "label": label} for each, label in pairs][:MOST_LISTED]
+        pairs = zip(ids[: self.listed[key]], self.labels[key], strict=False)
+        return [{"id": each, "label": label} for each, label in pairs]
 
     def cut(self) -> dict[str, int]:
         """Count the entries that the browser does not list, by filter."""
-        more = {key: len(labels) - MOST_LISTED for key, labels in self.labels.items()}
+        more = {key: len(labels) - self.listed[key] for key, labels in self.labels.items()}
         return {key: count for key, count in more.items() if count > 0}
 
     def chosen(self, key: str, ids: Iterable[Any]) -> list[Any]:
@@ -66,7 +88,9 @@ class Options:
         return [self.values[key][each] if key in _NAMED else each for each in ids]
 
 
-def options_of(trace: Trace, layers: pl.DataFrame, owners: pl.DataFrame) -> Options:
+def options_of(
+    trace: Trace, layers: pl.DataFrame, owners: pl.DataFrame, named: Mapping[str, pl.Series]
+) -> Options:
     """List what a trace can be filtered by.
 
     Parameters
@@ -77,21 +101,18 @@ def options_of(trace: Trace, layers: pl.DataFrame, owners: pl.DataFrame) -> Opti
         The kinds of rows that it has: ``cause`` and ``access``.
     owners : DataFrame
         ``pid`` and ``device_id`` of its rows.
+    named : mapping of str to Series
+        Distinct names of "kernel" and "nvtx" by number, as :func:`nsan.widgets.names.numbered` gives them.
 
     Returns
     -------
     Options
         Kernels and NVTX ranges by name, the longest in total first; allocations the largest first.
     """
-    kernels, ranges, processes, allocations = pl.collect_all(
-        [
-            _by_total(trace.kernels),
-            _by_total(trace.nvtx_ranges),
-            trace.processes.select("pid", "name"),
-            _managed(trace.allocations),
-        ]
+    processes, allocations = pl.collect_all(
+        [trace.processes.select("pid", "name"), _managed(trace.allocations)]
     )
-    named = dict(processes.rows())
+    called = dict(processes.rows())
     pids = sorted(owners["pid"].drop_nulls().unique().to_list())
     devices = sorted(owners["device_id"].drop_nulls().unique().to_list())
     causes, accesses = _present(layers["cause"]), _present(layers["access"])
@@ -101,18 +122,18 @@ def options_of(trace: Trace, layers: pl.DataFrame, owners: pl.DataFrame) -> Opti
         "device": devices,
         "cause": causes,
         "access": accesses,
-        "kernel": kernels["name"].to_list(),
-        "nvtx": ranges["name"].to_list(),
+        "kernel": named["kernel"].to_list(),
+        "nvtx": named["nvtx"].to_list(),
         "allocation": rows,
     }
     labels = {
-        "pid": [shortened(f"{pid} {named.get(pid) or ''}".strip(), 60) for pid in pids],
+        "pid": [shortened(f"{pid} {called.get(pid) or ''}".strip(), 60) for pid in pids],
         "device": [f"GPU {device}" for device in devices],
         "cause": [cause_word(cause) for cause in causes],
         "access": accesses,
-        "kernel": [shortened(name) for name in values["kernel"]],
-        "nvtx": [shortened(name) for name in values["nvtx"]],
-        "allocation": [allocation_label(row) for row in rows],
+        "kernel": labels_of(named["kernel"]),
+        "nvtx": labels_of(named["nvtx"]),
+        "allocation": distinct([allocation_label(row) for row in rows], _MOST_LABEL),
     }
     return Options(labels, values)
 
@@ -120,16 +141,7 @@ def options_of(trace: Trace, layers: pl.DataFrame, owners: pl.DataFrame) -> Opti
 def allocation_label(row: Mapping[str, Any]) -> str:
     """Name an allocation for people: its variable, size and address."""
     parts = [row["name"], format_bytes(row["bytes"]), format_address(row["va"])]
-    return shortened(", ".join(str(part) for part in parts if part), 100)
-
-
-def _by_total(rows: pl.LazyFrame) -> pl.LazyFrame:
-    return (
-        rows.filter(pl.col("name").is_not_null())
-        .group_by("name")
-        .agg(total=(pl.col("end_ns") - pl.col("start_ns")).sum())
-        .sort(["total", "name"], descending=[True, False])
-    )
+    return shortened(", ".join(str(part) for part in parts if part), _MOST_LABEL)
 
 
 def _managed(allocations: pl.LazyFrame) -> pl.LazyFrame:
@@ -149,15 +161,15 @@ def _present(labels: pl.Series) -> list[str]:
     return labels.drop_nulls().unique().sort().cast(pl.String).to_list()
 
 
-def checked(given: Mapping[str, Any], options: Options) -> Filters:
+def checked(given: Any, options: Options) -> Filters:
     """Check filters, and write them in the one way in which they are kept.
 
     Parameters
     ----------
-    given : mapping
+    given : mapping or None
         By filter: a list, or None for all. Kernels and NVTX ranges by name or by number in
         their list; allocations by label or number; the rest by value. A filter that is left out is
-        off.
+        off; None: all are.
     options : Options
         What there is.
 
@@ -171,16 +183,25 @@ def checked(given: Mapping[str, Any], options: Options) -> Filters:
     UsageError
         If there is no such filter or entry; the message lists those that exist.
     """
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        msg = f"filters={given!r:.80}: give a dict as {{'cause': ['eviction']}}, or None for no filter."
+        raise UsageError(msg)
     for key in given:
         if key not in KEYS:
-            raise UnknownNameError("filter", str(key), KEYS)
+            raise UnknownNameError("filter", shortened(key), KEYS)
     return {key: _ids(key, given.get(key), options) for key in KEYS}
 
 
 def _ids(key: str, wanted: Any, options: Options) -> list[Any] | None:
     if wanted is None:
         return None
-    entries = [wanted] if isinstance(wanted, str | int) else list(wanted)
+    single = isinstance(wanted, str | int)
+    if not single and (isinstance(wanted, Mapping) or not isinstance(wanted, Iterable)):
+        msg = f"filters[{key!r}]={wanted!r:.80}: give a list of what is kept, or None for all."
+        raise UsageError(msg)
+    entries = [wanted] if single else list(wanted)
     found = {_number(key, each, options) for each in entries}
     return sorted(found) if key in _NAMED else [options.values[key][n] for n in sorted(found)]
 
@@ -225,7 +246,7 @@ def layers_of(layers: pl.DataFrame, filters: Filters) -> list[int] | None:
 
 
 def owners_of(
-    owners: pl.DataFrame, filters: Filters, ran: Sequence[pl.DataFrame] = ()
+    owners: pl.DataFrame, filters: Filters, with_ranges: pl.Series | None = None
 ) -> list[int] | None:
     """Choose the processes and GPUs that the filters keep.
 
@@ -235,56 +256,42 @@ def owners_of(
         ``owner``, ``pid``, ``device_id`` (null: a row that belongs to no GPU).
     filters : dict
         As :func:`checked` gives them.
-    ran : sequence of DataFrame
-        ``pid`` and, if there, ``device_id`` of what the kernel and NVTX filters choose.
+    with_ranges : Series, optional
+        Processes that have a range of the NVTX filter.
 
     Returns
     -------
     list of int, or None
         Owners; None keeps all.
     """
-    if filters["pid"] is None and filters["device"] is None and not ran:
+    if filters["pid"] is None and filters["device"] is None and with_ranges is None:
         return None
     kept = owners
-    no_gpu = pl.col("device_id").is_null()
     if filters["pid"] is not None:
         kept = kept.filter(pl.col("pid").is_in(filters["pid"]))
     if filters["device"] is not None:
-        kept = kept.filter(pl.col("device_id").is_in(filters["device"]) | no_gpu)
-    for each in ran:
-        known = kept.filter(~no_gpu).join(each, on=each.columns, how="semi", nulls_equal=True)
-        loose = kept.filter(no_gpu).join(each, on="pid", how="semi", nulls_equal=True)
-        kept = pl.concat([known, loose])
+        kept = kept.filter(
+            pl.col("device_id").is_in(filters["device"]) | pl.col("device_id").is_null()
+        )
+    if with_ranges is not None:
+        kept = kept.filter(pl.col("pid").is_in(with_ranges.implode(), nulls_equal=True))
     return sorted(kept["owner"].to_list())
 
 
-def windows_of(trace: Trace, options: Options, filters: Filters) -> pl.DataFrame | None:
-    """Find when the chosen kernels or NVTX ranges ran.
+def windows_of(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Find when any of some NVTX ranges is open.
 
     Parameters
     ----------
-    trace : Trace
-        The trace.
-    options : Options
-        What there is.
-    filters : dict
-        As :func:`checked` gives them.
+    ranges : DataFrame
+        ``start_ns``, ``end_ns``.
 
     Returns
     -------
-    DataFrame or None
-        ``start_ns``, ``end_ns``: disjoint, ascending. Where both filters are on, when both ran.
-        None keeps all time.
+    DataFrame
+        ``start_ns``, ``end_ns``: disjoint, ascending; of every process, as ``Trace.filter(nvtx=)`` has it.
     """
-    found: pl.LazyFrame | None = None
-    for key, table in (("kernel", trace.kernels), ("nvtx", trace.nvtx_ranges)):
-        ids = filters[key]
-        if ids is None:
-            continue
-        names = options.chosen(key, ids)
-        mine = union(table.filter(pl.col("name").is_in(names)).select("start_ns", "end_ns"))
-        found = mine if found is None else intersection(found, mine)
-    return None if found is None else found.collect()
+    return union(ranges.lazy().select("start_ns", "end_ns")).collect()
 
 
 def said(filters: Filters, options: Options) -> Sequence[str]:
@@ -294,8 +301,7 @@ def said(filters: Filters, options: Options) -> Sequence[str]:
         ids = filters[key]
         if ids is None:
             continue
-        number = [n for n, _ in enumerate(options.values[key])] if key in _NAMED else None
-        known = number if number is not None else options.values[key]
-        chosen = [options.labels[key][known.index(each)] for each in ids]
-        words.append(f"{key}: {listed(chosen, limit=3)}")
+        known = options.values[key]
+        places = ids if key in _NAMED else [known.index(each) for each in ids]
+        words.append(f"{key}: {listed([options.labels[key][each] for each in places], limit=3)}")
     return words

@@ -9,18 +9,24 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
+from nsan.analysis.views.keeping import int64, with_numbers
 from nsan.analysis.views.lanes import Lane
-from nsan.widgets.filters import owners_of
+from nsan.units import counted
+from nsan.widgets.names import numbered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nsan.analysis.views.events import Events, Part
     from nsan.trace import Trace
+    from nsan.widgets.choice import Choice
     from nsan.widgets.filters import Filters, Options
 
 MOST_NVTX_LANES: Final = 4
 MOST_GPU_LANES: Final = 8
+
+LONG_NAME: Final = 500
+"""Bytes of a name beyond which analyses get its label instead."""
 
 MOST_NAMED: Final = 20_000
 """Intervals in a window up to which the busiest name of each column is looked for."""
@@ -69,16 +75,16 @@ class Spans:
             intervals that touch the window, those that begin in one column put together. ``n`` adds up
             to their number.
         """
-        reach, low, high = np.searchsorted(
-            self.start, [window[0] - self.longest, window[0], window[1]]
-        )
+        sides = [int64(side) for side in (window[0] - self.longest, *window)]
+        reach, low, high = np.searchsorted(self.start, np.array(sides, np.int64))
         before = np.flatnonzero(self.end[reach:low] > window[0]) + reach
         n_inside = max(0, int(high - low))
         if len(before) + n_inside <= most:
             return self._single(np.append(before, np.arange(low, low + n_inside)))
         columns = max(1, min(n_columns, most - 1))
         length = window[1] - window[0]
-        edges = window[0] + np.arange(columns, dtype=np.int64) * length // columns
+        # Steps times length may be too much for 64 bits.
+        edges = np.array([window[0] + step * length // columns for step in range(columns)])
         inside = slice(low, low + n_inside)
         first = np.unique(np.searchsorted(self.start[inside], edges))
         first = first[first < n_inside]
@@ -175,16 +181,56 @@ class Intervals:
         self.trace, self.events = trace, events
 
     @cached_property
-    def kernels(self) -> pl.DataFrame:
-        """Every kernel with its number."""
+    def _kernels(self) -> tuple[pl.DataFrame, pl.Series]:
         columns = ("start_ns", "end_ns", "pid", "device_id", "name")
-        return self.trace.kernels.select(columns).with_row_index("id").collect()
+        return numbered(self.trace.kernels.select(columns).with_row_index("id").collect())
 
     @cached_property
-    def ranges(self) -> pl.DataFrame:
-        """Every NVTX range with its number."""
+    def _ranges(self) -> tuple[pl.DataFrame, pl.Series]:
         columns = ("start_ns", "end_ns", "pid", "depth", "name")
-        return self.trace.nvtx_ranges.select(columns).with_row_index("id").collect()
+        return numbered(self.trace.nvtx_ranges.select(columns).with_row_index("id").collect())
+
+    @property
+    def kernels(self) -> pl.DataFrame:
+        """Every kernel with its ``id`` and the ``number`` of its name."""
+        return self._kernels[0]
+
+    @property
+    def ranges(self) -> pl.DataFrame:
+        """Every NVTX range with its ``id`` and the ``number`` of its name."""
+        return self._ranges[0]
+
+    @property
+    def named(self) -> dict[str, pl.Series]:
+        """Distinct names of kernels and ranges, by number."""
+        return {"kernel": self._kernels[1], "nvtx": self._ranges[1]}
+
+    def chosen(self, key: str, ids: list[int]) -> pl.DataFrame:
+        """Give the kernels or ranges that have one of some names, by the numbers of these."""
+        rows = self.kernels if key == "kernel" else self.ranges
+        return rows.filter(pl.col("number").is_in(ids))
+
+    def short_trace(self, labels: list[str]) -> Trace:
+        """Give the trace with labels for names of kernels where a name is very long.
+
+        An analysis that groups or sorts by name reads each name once per row or more often: 20 kB in a
+        million rows take minutes.
+
+        Parameters
+        ----------
+        labels : list of str
+            A label for each name, by number; no two alike.
+
+        Returns
+        -------
+        Trace
+            The trace itself where no name is longer than ``LONG_NAME``.
+        """
+        if not (self.named["kernel"].str.len_bytes() > LONG_NAME).any():
+            return self.trace
+        called = pl.Series(labels, dtype=pl.String).gather(self.kernels["number"])
+        kernels = self.trace.kernels.collect().with_columns(called.alias("name"))
+        return replace(self.trace, kernels=kernels.lazy())
 
     @cached_property
     def batches(self) -> Part | None:
@@ -203,8 +249,14 @@ class Intervals:
         found = replace(self.events, parts=parts).recorded({"gpu_faults": np.array([number])})
         return found.row(0, named=True)
 
-    def lanes(self, filters: Filters, options: Options) -> list[LaneOf]:
-        """Build the lanes from what the filters for process, GPU and name keep.
+    def lanes(
+        self,
+        filters: Filters,
+        options: Options,
+        choice: Choice | None = None,
+        layers: list[int] | None = None,
+    ) -> list[LaneOf]:
+        """Build the lanes: kernels and ranges by process, GPU and name, batches by what is kept of them.
 
         Parameters
         ----------
@@ -212,65 +264,99 @@ class Intervals:
             As :func:`nsan.widgets.filters.checked` gives them.
         options : Options
             What they choose from.
+        choice : Choice, optional
+            Which rows they keep.
+        layers : list of int, optional
+            Which kinds of rows they keep.
 
         Returns
         -------
         list of LaneOf
             From top to bottom. A lane stays where the filters leave nothing in it.
         """
-        found = [
-            _lane_of(name, label, "kernel", _kept(rows, "kernel", filters, options))
-            for name, label, rows in self._by_gpu()
-        ]
-        depths = sorted(self.ranges["depth"].fill_null(0).unique().to_list())[:MOST_NVTX_LANES]
-        ranges = _kept(self.ranges, "nvtx", filters, options)
-        for depth in depths:
-            rows = ranges.filter(pl.col("depth").fill_null(0) == depth)
-            label = "NVTX" if len(depths) == 1 else f"NVTX {depth}"
-            found.append(_lane_of(f"nvtx-{depth}", label, "nvtx", rows))
-        if self.batches is not None:
-            found.append(
-                LaneOf("batches", "fault batches", "batch", None, self._batch_spans(filters))
+        labels = {
+            key: pl.Series(options.labels[key], dtype=pl.String) for key in ("kernel", "nvtx")
+        }
+        kernels = _kept(self.kernels, "kernel", filters)
+        found = []
+        for pid, device in self.gpus[:MOST_GPU_LANES]:
+            rows = kernels.filter(
+                pl.col("pid").eq_missing(pl.lit(pid)),
+                pl.col("device_id").eq_missing(pl.lit(device)),
             )
+            label = f"{self._gpu_word(pid, device)} kernels"
+            found.append(_lane_of(f"kernel-{pid}-{device}", label, rows, labels["kernel"]))
+        ranges = _kept(self.ranges, "nvtx", filters)
+        for depth in self.depths[:MOST_NVTX_LANES]:
+            rows = ranges.filter(pl.col("depth").fill_null(0) == depth)
+            label = "NVTX" if len(self.depths) == 1 else f"NVTX {depth}"
+            found.append(_lane_of(f"nvtx-{depth}", label, rows, labels["nvtx"]))
+        if self.batches is not None:
+            spans = _batch_spans(self.batches, choice, layers)
+            found.append(LaneOf("batches", "fault batches", "batch", None, spans))
         return found
 
-    def _batch_spans(self, filters: Filters) -> Spans:
-        part = self.batches
-        assert part is not None  # noqa: S101  asked by the caller
-        owners = owners_of(self.events.owners, filters)
-        if owners is None:
-            return Spans(part.start, part.start + part.duration.values)
-        rows = np.flatnonzero(np.isin(part.owner, owners))
-        start = part.start[rows]
-        return Spans(start, start + part.duration.values[rows], rows)
+    @cached_property
+    def gpus(self) -> list[tuple[int | None, int | None]]:
+        """Process and GPU of kernels, by number; what is not known is last."""
+        pairs = self.kernels.select("pid", "device_id").unique()
+        return pairs.sort("pid", "device_id", nulls_last=True).rows()
 
-    def _by_gpu(self) -> list[tuple[str, str, pl.DataFrame]]:
-        many = self.kernels["pid"].n_unique() > 1
-        parts = self.kernels.partition_by("pid", "device_id", as_dict=True)
-        return [
-            (
-                f"kernel-{pid}-{device}",
-                f"GPU {device}{f' of {pid}' if many else ''} kernels",
-                parts[pid, device],
+    @cached_property
+    def depths(self) -> list[int]:
+        """Depths of NVTX ranges, ascending."""
+        return sorted(self.ranges["depth"].fill_null(0).unique().to_list())
+
+    def _gpu_word(self, pid: int | None, device: int | None) -> str:
+        many = len({each for each, _ in self.gpus}) > 1
+        return f"GPU {device}{f' of {pid}' if many else ''}"
+
+    def left_out(self) -> list[str]:
+        """Say what has no lane, one sentence each."""
+        notes = []
+        gpus, depths = self.gpus[MOST_GPU_LANES:], self.depths[MOST_NVTX_LANES:]
+        if gpus:
+            words = ", ".join(self._gpu_word(*each) for each in gpus[:MOST_GPU_LANES])
+            more = ", ..." if len(gpus) > MOST_GPU_LANES else ""
+            notes.append(
+                f"Kernels of {counted(len(gpus), 'more GPU')} have no lane: {words}{more}."
             )
-            for pid, device in sorted(parts, key=str)[:MOST_GPU_LANES]
-        ]
+        if depths:
+            rows = int((self.ranges["depth"].fill_null(0) >= depths[0]).sum())
+            notes.append(
+                f"{counted(rows, 'NVTX range')} at depth {depths[0]} and deeper have no lane."
+            )
+        return notes
 
 
-def _kept(frame: pl.DataFrame, key: str, filters: Filters, options: Options) -> pl.DataFrame:
+def _batch_spans(part: Part, choice: Choice | None, layers: list[int] | None) -> Spans:
+    """Give the batches whose fault rows are kept, each with its number among all."""
+    mask = None if choice is None else choice.mask(part)
+    if layers is not None:
+        known = with_numbers(part.layer, layers)
+        mask = known if mask is None else mask & known
+    if mask is None:
+        return Spans(part.start, part.start + part.duration.values)
+    rows = np.flatnonzero(mask)
+    start = part.start[rows]
+    return Spans(start, start + part.duration.values[rows], rows)
+
+
+def _kept(frame: pl.DataFrame, key: str, filters: Filters) -> pl.DataFrame:
     """Keep what the filters for process, GPU and name keep."""
     for name, column in (("pid", "pid"), ("device", "device_id")):
         wanted = filters[name]
         if wanted is not None and column in frame.columns:
             frame = frame.filter(pl.col(column).is_in(wanted))
     ids = filters[key]
-    if ids is None:
-        return frame
-    return frame.filter(pl.col("name").is_in(options.chosen(key, ids)))
+    return frame if ids is None else frame.filter(pl.col("number").is_in(ids))
 
 
-def _lane_of(name: str, label: str, pick: str, rows: pl.DataFrame) -> LaneOf:
-    lane = Lane.build(rows.select("start_ns", "end_ns", "name", "id"))
+def _lane_of(name: str, label: str, rows: pl.DataFrame, labels: pl.Series) -> LaneOf:
+    """Build a lane; its intervals have the short labels of their names."""
+    pick = name.partition("-")[0]
+    called = labels.gather(rows["number"]).alias("name")
+    lane = Lane.build(rows.select("start_ns", "end_ns", "id").with_columns(called))
     if lane.frame.height <= MOST_NAMED:
         return LaneOf(name, label, pick, lane)
     columns = (lane.frame[each].to_numpy() for each in ("start_ns", "end_ns", "id"))

@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from nsan.text import shortened
+from nsan.charts.palette import CAUSES
+from nsan.text import cause_word, direction_word, shortened
 
 MAX_MESSAGE_BYTES: Final = 300_000
 """A message with its buffers is smaller than this, always."""
@@ -112,13 +113,14 @@ def raster(
     categories: Sequence[str],
     *,
     high: float | None = None,
+    other: str = "not known",
 ) -> tuple[Message, Buffers]:
     """Pack the cells of a map.
 
     Parameters
     ----------
     cells : DataFrame
-        ``column``, ``row``, ``category`` (text or null) and ``value``; one row per cell with anything
+        ``column``, ``row``, ``category`` (text or null), ``value`` and ``n``; one row per cell with anything
         in it, as :meth:`nsan.analysis.views.pyramid.Pyramid.cells` gives them.
     shape : (int, int)
         Columns and rows of the map.
@@ -126,11 +128,14 @@ def raster(
         Categories by number; a category that is not listed, or null, counts as the first of none.
     high : float, optional
         Top of the scale, where another view shares it.
+    other : str
+        What a cell is called whose value is not known.
 
     Returns
     -------
     dict, list of bytes
-        The head (mode, columns, rows, min, max, encoding, n), and the buffers: dense
+        A cell that holds rows has level 1 at least: one of unknown value has it, and category 0 where
+        there are categories. The head (mode, columns, rows, min, max, encoding, n), and the buffers: dense
         ``[category u8, level u8]`` or sparse ``[index u32, category u8, level u8]`` (little endian),
         whichever is smaller. Index is row x columns + column; category is its number and 1.
     """
@@ -146,8 +151,13 @@ def raster(
         .to_numpy()
     )
     index = cells["row"].cast(pl.UInt32) * columns + cells["column"].cast(pl.UInt32)
-    level = scale.levels(value.fill_null(0).to_numpy())
+    n = cells["n"].fill_null(0).to_numpy()
+    # A cell with rows is never empty, whatever their value; one that a copy only reaches over may be.
+    level = np.maximum(scale.levels(value.fill_null(0).to_numpy()), n > 0).astype(np.uint8)
     shown = level > 0
+    unknown = value.is_null().to_numpy() & shown
+    if categories:
+        category = np.where(unknown, 0, category).astype(np.uint8)
     places, category, level = index.to_numpy()[shown], category[shown], level[shown]
     head = {
         "mode": "raster",
@@ -156,6 +166,7 @@ def raster(
         "min": scale.low,
         "max": scale.high,
         "n": len(places),
+        **({"other": other} if unknown.any() else {}),
     }
     if 6 * len(places) < 2 * columns * rows:
         ordered = np.argsort(places)
@@ -164,6 +175,53 @@ def raster(
     planes = np.zeros((2, columns * rows), dtype=np.uint8)
     planes[0, places], planes[1, places] = category, level
     return {**head, "encoding": "dense"}, [plane.tobytes() for plane in planes]
+
+
+def coloured(rows: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Give single rows what the colour of the map says of them.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows as :meth:`nsan.analysis.views.pyramid.Pyramid.marks` gives them.
+    by : str
+        What the colour says.
+
+    Returns
+    -------
+    DataFrame
+        The rows with ``category``, ``value`` and ``what``, for :func:`marks`; a null end is the start.
+    """
+    length = pl.col("end_ns") - pl.col("start_ns")
+    values: Mapping[str, pl.Expr] = {
+        "cause": pl.col("bytes"),
+        "access": pl.col("n_page_faults"),
+        "density": pl.lit(1),
+        "latency": length,
+    }
+    category = pl.col(by).cast(pl.String) if by in {"cause", "access"} else pl.lit(None, pl.String)
+    words = [cause_word(cause) for cause in CAUSES]
+    directions = ["htod", "dtoh", "dtod"]
+    moved = (
+        pl.col("direction")
+        .cast(pl.String)
+        .replace_strict(directions, [direction_word(each) for each in directions], default="")
+        + " "
+        + pl.col("cause").cast(pl.String).replace_strict([*CAUSES], words, default="unknown")
+    )
+    what = (
+        pl.when(pl.col("table") == "migrations")
+        .then(moved)
+        .when(pl.col("table") == "gpu_faults")
+        .then(pl.lit("GPU fault row, ") + pl.col("access").cast(pl.String).fill_null("unknown"))
+        .otherwise(pl.lit("CPU page fault"))
+    )
+    return rows.with_columns(
+        pl.col("end_ns").fill_null(pl.col("start_ns")),
+        category=category,
+        value=values[by].cast(pl.Float64),
+        what=what,
+    )
 
 
 def marks(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from nsan.errors import OutputExistsError, OutputWriteError, UsageError
+from nsan.errors import NsanError, OutputExistsError, OutputWriteError, UsageError
 from nsan.text import shortened
 
 _SUFFIXES: Final = (".html", ".htm")
@@ -46,6 +46,24 @@ _BODY: Final = """<div id="nsan-{number}"></div>
 _PAGE_STYLE: Final = (
     "\nhtml{color-scheme:light dark}body{margin:8px;font-family:system-ui,sans-serif}"
 )
+
+
+class PageExistsError(OutputExistsError):
+    """A page may not take the place of what is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        msg = f"{path} exists already. Choose another name, or give force_overwrite=True."
+        NsanError.__init__(self, msg)
+
+
+class PageWriteError(OutputWriteError):
+    """A page could not be written; what was at its place is still there."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        msg = f"Cannot write {path}: {reason}. Nothing there was changed. Give another path."
+        NsanError.__init__(self, msg)
 
 
 def _hash(text: str) -> str:
@@ -159,13 +177,13 @@ def write_page(path: str | Path, text: str, *, force_overwrite: bool = False) ->
         msg = f"{place} is not the name of a web page. Give one that ends in .html."
         raise UsageError(msg)
     if os.path.lexists(place) and not force_overwrite:
-        raise OutputExistsError(place, "exists already (force_overwrite=True replaces it)")
+        raise PageExistsError(place)
     beside = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
         beside.write_text(text, encoding="utf-8", newline="\n")
         beside.replace(place)
     except OSError as error:
-        raise OutputWriteError(place, error.strerror or str(error)) from error
+        raise PageWriteError(place, error.strerror or str(error)) from error
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from nsan.widgets.facts import Fact, kind_of, unanswered
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
+    from nsan.widgets.filters import Filters
     from nsan.widgets.scene import Span
 
 _COLUMNS = ("time_ns", "pid", "to_device_id", "va", "bytes")
@@ -41,6 +42,33 @@ def find_refaults(trace: Trace) -> pl.DataFrame | None:
         return None
     found = run_analysis(trace, find("refaults")).select(_COLUMNS).collect()
     return found.sort("time_ns", "pid", "va")
+
+
+def kept_refaults(refaults: pl.DataFrame | None, filters: Filters) -> pl.DataFrame | None:
+    """Keep what came back to the processes and GPUs that the filters keep.
+
+    Parameters
+    ----------
+    refaults : DataFrame or None
+        As :func:`find_refaults` gives them.
+    filters : dict
+        As :func:`nsan.widgets.filters.checked` gives them.
+
+    Returns
+    -------
+    DataFrame or None
+        None under any other filter: pages that came back have no cause and no access, and may be a part
+        of a copy, so nobody can say what of them such a filter keeps.
+    """
+    by_owner = {"pid": "pid", "device": "to_device_id"}
+    others = [key for key, ids in filters.items() if ids is not None and key not in by_owner]
+    if refaults is None or others:
+        return None
+    for key, column in by_owner.items():
+        ids = filters[key]
+        if ids is not None:
+            refaults = refaults.filter(pl.col(column).is_in(ids))
+    return refaults
 
 
 def refault_fact(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +17,14 @@ import polars as pl
 from nsan.analysis.views.events import Events, view_events
 from nsan.analysis.views.grids import UNITS
 from nsan.analysis.views.pyramid import Pyramid
+from nsan.analysis.views.tables import EVENT_TABLES
 from nsan.charts.palette import ACCESSES, CAUSES
 from nsan.schema import TABLES
 from nsan.text import cause_word, direction_word
-from nsan.units import counted, format_bytes, format_time
+from nsan.units import counted, format_time
 from nsan.widgets import messages
-from nsan.widgets.facts import Fact, kind_of, unanswered
+from nsan.widgets.choice import Choice, running_of
+from nsan.widgets.facts import FAULT_WORDS, Fact, kind_of, size_words, unanswered
 from nsan.widgets.filters import (
     Filters,
     Options,
@@ -34,7 +35,8 @@ from nsan.widgets.filters import (
     windows_of,
 )
 from nsan.widgets.lanes import Intervals, LaneOf
-from nsan.widgets.strips import Bars
+from nsan.widgets.refaulted import kept_refaults
+from nsan.widgets.strips import Bars, Unsized
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
@@ -46,6 +48,9 @@ BYS: Final = UNITS
 
 CATEGORIES: Final = {"cause": [*CAUSES], "access": [*ACCESSES], "density": [], "latency": []}
 """Categories by number, for each way to colour."""
+
+_UNKNOWN: Final = {"cause": "size", "access": "count", "density": "number", "latency": "time"}
+"""What may not be known of a row, for each way to colour."""
 
 OVERVIEW_COLUMNS: Final = 480
 OVERVIEW_SHAPE: Final = (480, 220)
@@ -68,9 +73,9 @@ class Scene:
         self.intervals = Intervals(trace, self.all_events)
         self.events = self.all_events
         self.pyramid = Pyramid(self.events)
+        self._unsized = Unsized(self.events)
         self.layers: list[int] | None = None
-        self.refaults: pl.DataFrame | None = None
-        """What was evicted and came back, once it is known."""
+        self._refaults: pl.DataFrame | None = None
         self._spoken: dict[str, list[int]] = {}
         # What is added up for one view is kept for the next: not twice at a time.
         self._lock = threading.Lock()
@@ -81,18 +86,37 @@ class Scene:
     def options(self) -> Options:
         """What the filters can choose from."""
         events = self.all_events
-        return options_of(self.trace, events.layers, events.owners)
+        return options_of(self.trace, events.layers, events.owners, self.intervals.named)
+
+    @property
+    def short_trace(self) -> Trace:
+        """The trace for analyses that run in the background: very long names of kernels are labels."""
+        return self.intervals.short_trace(self.options.labels["kernel"])
 
     @cached_property
     def extent(self) -> Span:
-        """Time that the views cover, ns: events, kernels and ranges."""
+        """Time that the views cover, ns: events, kernels and ranges; of a part, its windows."""
+        trace, tables = self.trace, ["kernels", "nvtx_ranges"]
         known = [self.all_events.extent] if self.all_events.n_rows else []
-        for table in (self.trace.kernels, self.trace.nvtx_ranges):
-            span = table.select(pl.col("start_ns").min(), pl.col("end_ns").max()).collect().row(0)
+        windows = trace.windows
+        if windows and trace.unwindowed is not None:
+            # A window may begin before the capture does, or be open.
+            trace, tables = trace.unwindowed, [*tables, *EVENT_TABLES]
+        for name in tables:
+            columns = [c for c in ("start_ns", "end_ns") if c in TABLES[name].schema]
+            # What begins at the very end, and takes no time, is in it too.
+            sides = (
+                pl.min_horizontal(pl.col(columns).min()),
+                pl.max_horizontal(pl.col(columns).max(), pl.col("start_ns").max() + 1),
+            )
+            span = getattr(trace, name).select(start=sides[0], end=sides[1]).collect().row(0)
             known += [span] if None not in span else []
         if not known:
             return 0, 1
         start, end = min(a for a, _ in known), max(b for _, b in known)
+        if windows:
+            start = min(max(start, windows[0][0]), end)
+            end = max(min(end, windows[-1][1]), start)
         return int(start), int(max(end, start + 1))
 
     @property
@@ -134,32 +158,34 @@ class Scene:
         filters : dict
             As :func:`nsan.widgets.filters.checked` gives them.
         """
-        events = self.all_events
-        owners = owners_of(events.owners, filters, self._owners_that_ran(filters))
-        windows = windows_of(self.trace, self.options, filters)
-        held = self._held(filters)
+        events, choice = self.all_events, self._choice(filters)
         same = ("pid", "device", "kernel", "nvtx", "allocation")
         if any(filters[key] != self.filters[key] for key in same):
-            whole = owners is None and windows is None and held is None
-            kept = events.kept(owners=owners, windows=windows, places=held)
-            self.events = events if whole else kept
+            self.events = choice.kept(events)
             self.pyramid = Pyramid(self.events)
+            self._unsized = Unsized(self.events)
         self.layers = layers_of(events.layers, filters)
         self.filters = filters
-        self.lanes = self.intervals.lanes(self.filters, self.options)
+        self.lanes = self.intervals.lanes(self.filters, self.options, choice, self.layers)
 
-    def _owners_that_ran(self, filters: Filters) -> list[pl.DataFrame]:
-        """Find processes and GPUs of the chosen kernels, and processes of the chosen ranges."""
-        found = []
-        kernels, ranges = self.intervals.kernels, self.intervals.ranges
-        for key, frame in (("kernel", kernels), ("nvtx", ranges)):
-            ids = filters[key]
-            if ids is not None:
-                names = self.options.chosen(key, ids)
-                mine = frame.filter(pl.col("name").is_in(names))
-                keys = ["pid", "device_id"] if key == "kernel" else ["pid"]
-                found.append(mine.select(keys).unique())
-        return found
+    def _choice(self, filters: Filters) -> Choice:
+        """Say which rows some filters keep."""
+        owners, running, windows, pids = self.all_events.owners, None, None, None
+        if filters["kernel"] is not None:
+            running = running_of(self.intervals.chosen("kernel", filters["kernel"]), owners)
+        if filters["nvtx"] is not None:
+            ranges = self.intervals.chosen("nvtx", filters["nvtx"])
+            windows, pids = windows_of(ranges), ranges["pid"].unique()
+        return Choice(owners_of(owners, filters, pids), running, windows, self._held(filters))
+
+    @property
+    def refaults(self) -> pl.DataFrame | None:
+        """What was evicted and came back, of what the filters keep; None where nobody can tell (yet)."""
+        return kept_refaults(self._refaults, self.filters)
+
+    @refaults.setter
+    def refaults(self, found: pl.DataFrame | None) -> None:
+        self._refaults = found
 
     def _held(self, filters: Filters) -> pl.DataFrame | None:
         """Find the stretches of the map and the lives of the chosen allocations."""
@@ -224,8 +250,9 @@ class Scene:
         heights = self.bars.heights(strip, OVERVIEW_COLUMNS)
         lanes = self.bars.lanes
         moved = np.array([lane["category"] is not None for lane in lanes], dtype=bool)
-        faults = heights[~moved].sum(axis=0)
-        known = any(unanswered(self.trace, name) is None for name in ("gpu_faults", "cpu_faults"))
+        faults = {name: self._fault_columns(name, heights) for name in FAULT_WORDS}
+        # The strip has room for one of them; they are never added up.
+        shown = "gpu_faults" if faults["gpu_faults"] or not faults["cpu_faults"] else "cpu_faults"
         return {
             "columns": OVERVIEW_COLUMNS,
             "stacks": [
@@ -233,11 +260,20 @@ class Scene:
                 for lane, values in zip(lanes, heights.tolist(), strict=True)
                 if lane["category"] is not None
             ],
-            "faults": faults.tolist() if known or faults.any() else None,
-            "fault_label": "fault rows",
+            "faults": faults[shown],
+            "fault_label": FAULT_WORDS[shown],
+            "cpu_faults": faults["cpu_faults"],
             "max": int(heights[moved].sum(axis=0).max(initial=0)),
-            "max_faults": int(faults.max(initial=0)),
+            "max_faults": max(faults[shown] or [0]),
+            "max_cpu_faults": max(faults["cpu_faults"] or [0]),
         }
+
+    def _fault_columns(self, table: str, heights: Any) -> list[int] | None:
+        """Give the rows of a fault table by column; None where it was not recorded."""
+        for lane, values in zip(self.bars.lanes, heights.tolist(), strict=True):
+            if lane["id"] == table:
+                return list(values)
+        return None if unanswered(self.trace, table) else [0] * OVERVIEW_COLUMNS
 
     def view(
         self,
@@ -313,8 +349,9 @@ class Scene:
         with self._lock:
             rows = self.pyramid.marks(window, place, layers=spoken, most=messages.MOST_MARKS)
         if rows is not None:
-            drawn = _with_colour(rows, by)
-            head = messages.marks(drawn, by, CATEGORIES[by], self.origin_ns, high=high)
+            head = messages.marks(
+                messages.coloured(rows, by), by, CATEGORIES[by], self.origin_ns, high=high
+            )
             return {**head, **self._why_empty(by, head["n"])}, []
         asked = (window, place)
         with self._lock:
@@ -326,7 +363,8 @@ class Scene:
                 layers=spoken,
             )
             cells = self.pyramid.cells(window, place, shape=shape, by=by, layers=spoken)  # type: ignore[arg-type]
-        head, buffers = messages.raster(cells, shape, CATEGORIES[by], high=high)
+        other = f"{_UNKNOWN[by]} unknown"
+        head, buffers = messages.raster(cells, shape, CATEGORIES[by], high=high, other=other)
         if (window, place) != asked:
             head["window"] = [side - self.origin_ns for side in window]
             head["place"] = list(place)
@@ -336,12 +374,7 @@ class Scene:
         """Add up what zooms will need, so that nobody waits for it; costs nothing for a small trace."""
         if self.all_events.n_rows < _MANY_ROWS:
             return
-        start, end = self.extent
-        for share in (1, 16, 256):
-            half = max(1, (end - start) // share // 2)
-            middle = (start + end) // 2
-            for by in ("cause", "access"):
-                self.top((middle - half, middle + half), self.places, by, OVERVIEW_SHAPE)
+        self.pyramid.warm()
 
     def _why_empty(self, by: str, n: int) -> dict[str, str]:
         """Say why a map is empty, where the capture is the reason."""
@@ -385,50 +418,15 @@ class Scene:
         kind = kind_of(self.trace)
         made = kind_of(self.trace, "derived")
         found = [["window", format_time(window[1] - window[0]), made]]
-        for table, direction, cause, n, size in self.bars.sums(strip):
+        unsized = self._unsized.within(window)
+        for table, direction, cause, n, size, n_unknown in self.bars.sums(strip, unsized):
             if table == "migrations":
                 label = f"{direction_word(direction or '-')}, {cause_word(cause or 'unknown')}"
-                text = f"{format_bytes(size)} in {counted(n, 'copy', 'copies')}"
-                found.append([label, text, kind])
+                found.append([label, size_words(size, n, n_unknown), kind])
             else:
-                label = "GPU fault rows" if table == "gpu_faults" else "CPU page faults"
-                found.append([label, counted(n, "row"), kind])
-        for table, label in (("gpu_faults", "GPU fault rows"), ("migrations", "migrations")):
+                found.append([FAULT_WORDS[table], counted(n, "row"), kind])
+        for table, label in (*FAULT_WORDS.items(), ("migrations", "migrations")):
             word = unanswered(self.trace, table)
             if word:
                 found.append([label, word, ""])
         return found
-
-
-def _with_colour(rows: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Give single rows what the colour of the map says of them."""
-    length = pl.col("end_ns") - pl.col("start_ns")
-    values: Mapping[str, pl.Expr] = {
-        "cause": pl.col("bytes"),
-        "access": pl.col("n_page_faults"),
-        "density": pl.lit(1),
-        "latency": length,
-    }
-    category = pl.col(by).cast(pl.String) if by in {"cause", "access"} else pl.lit(None, pl.String)
-    words = [cause_word(cause) for cause in CAUSES]
-    directions = ["htod", "dtoh", "dtod"]
-    moved = (
-        pl.col("direction")
-        .cast(pl.String)
-        .replace_strict(directions, [direction_word(each) for each in directions], default="")
-        + " "
-        + pl.col("cause").cast(pl.String).replace_strict([*CAUSES], words, default="unknown")
-    )
-    what = (
-        pl.when(pl.col("table") == "migrations")
-        .then(moved)
-        .when(pl.col("table") == "gpu_faults")
-        .then(pl.lit("GPU fault row, ") + pl.col("access").cast(pl.String).fill_null("unknown"))
-        .otherwise(pl.lit("CPU page fault"))
-    )
-    return rows.with_columns(
-        pl.col("end_ns").fill_null(pl.col("start_ns")),
-        category=category,
-        value=values[by].cast(pl.Float64),
-        what=what,
-    )

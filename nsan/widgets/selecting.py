@@ -15,9 +15,9 @@ import polars as pl
 from nsan.analysis.views.tables import SELECTED
 from nsan.errors import UnknownNameError, UsageError
 from nsan.text import cause_word, direction_word, shortened
-from nsan.units import counted, format_address, format_bytes, format_time
+from nsan.units import counted, format_address, format_time
 from nsan.widgets import facts
-from nsan.widgets.clusters import window_of
+from nsan.widgets.clusters import shown_of, window_of
 from nsan.widgets.refaulted import refault_fact
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ class Pick:
         ``pid`` and ``device_id`` of its rows, where it has them.
     thing : mapping
         Its row of the table that it is from.
+    batches : DataFrame or None
+        Of a cluster: process, GPU and end of its fault rows, whose starts are from ``first_ns`` to
+        ``last_ns``. None: time, place and keys say which rows are its own.
     """
 
     what: str
@@ -57,6 +60,7 @@ class Pick:
     place: Span | None
     keys: Mapping[str, int | None]
     thing: Mapping[str, Any]
+    batches: pl.DataFrame | None = None
 
     def rows(self, scene: Scene) -> pl.DataFrame:
         """Return its rows, with what the filters keep.
@@ -80,6 +84,10 @@ class Pick:
             found = found.filter((device == self.keys["device_id"]) | device.is_null())
         if self.what == "batch":
             found = found.filter(_of_batch(self.thing))
+        if self.batches is not None:
+            others = found.filter(pl.col("table") != "gpu_faults")
+            rows = pl.concat([_of_batches(scene, self.batches), others])
+            found = rows.sort("start_ns", maintain_order=True)
         return found
 
     def panel(self, scene: Scene) -> facts.Panel:
@@ -134,7 +142,8 @@ class Pick:
         """
         if self.what == "box":
             return self.window, self.place
-        return _with_room(self.window, scene.extent), (
+        window = shown_of(self.thing) if self.what == "cluster" else self.window
+        return _with_room(window, scene.extent), (
             None if self.place is None else _with_room(self.place, scene.places)
         )
 
@@ -143,6 +152,18 @@ def _of_batch(batch: Mapping[str, Any]) -> pl.Expr:
     """Tell the fault rows of a batch from those of batches in service at the same time."""
     own: pl.Expr = pl.col("end_ns") == batch["end_ns"]
     return own | (pl.col("table") != "gpu_faults")
+
+
+def _of_batches(scene: Scene, batches: pl.DataFrame) -> pl.DataFrame:
+    """Return the fault rows of some batches, with what the filters keep."""
+    layers = scene.all_events.layers.filter(pl.col("table") == "gpu_faults")["layer"].to_list()
+    if scene.layers is not None:
+        layers = [layer for layer in layers if layer in scene.layers]
+    starts = batches.select(pl.col("first_ns").min(), pl.col("last_ns").max() + 1)
+    window = starts.row(0) if batches.height else (0, 1)
+    found = scene.pyramid.rows(window, None, layers=layers).select(SELECTED.schema.names())
+    keys = ["pid", "device_id", "end_ns"]
+    return found.join(batches, on=keys, how="semi", nulls_equal=True, maintain_order="left")
 
 
 def _with_room(span: Span, whole: Span) -> Span:
@@ -197,7 +218,8 @@ def pick_of(scene: Scene, asked: Mapping[str, Any], clusters: Clusters | None) -
     if what == "box":
         return _box(scene, asked)
     if what == "cluster":
-        return _cluster(scene, _numbered(clusters.rows if clusters else [], what, asked))
+        row = _numbered(clusters.rows if clusters else [], what, asked)
+        return _cluster(scene, row, clusters.batches_of(row) if clusters else None)
     if what == "kernel":
         row = _row(scene.trace.kernels, scene.intervals.kernels, what, asked)
         return Pick(what, _time(row), None, _keys(row), row)
@@ -241,12 +263,11 @@ def _batch(scene: Scene, asked: Mapping[str, Any]) -> Pick:
     return Pick("batch", (row["start_ns"], row["end_ns"] + 1), None, _keys(row), row)
 
 
-def _cluster(scene: Scene, row: Mapping[str, Any]) -> Pick:
-    start, end = window_of(row)
+def _cluster(scene: Scene, row: Mapping[str, Any], batches: pl.DataFrame | None) -> Pick:
     place = None
     if row.get("va") is not None and row.get("span_bytes"):
         place = scene.place_of(row["pid"], row["va"], row["span_bytes"])
-    return Pick("cluster", (start, end), place, _keys(row), row)
+    return Pick("cluster", window_of(row), place, _keys(row), row, batches)
 
 
 def _box(scene: Scene, asked: Mapping[str, Any]) -> Pick:
@@ -328,14 +349,18 @@ def _contents(scene: Scene, window: Span, place: Span) -> list[str]:
     sums = (
         rows_in(scene, window, place)
         .group_by("table", "direction", "cause")
-        .agg(n=pl.len(), n_bytes=pl.col("bytes").cast(pl.Int64).sum())
+        .agg(
+            n=pl.len(),
+            n_bytes=pl.col("bytes").cast(pl.Int64).sum(),
+            n_unknown=pl.col("bytes").null_count(),
+        )
         .sort(["table", "n_bytes", "cause", "direction"], descending=[False, True, False, False])
     )
     lines = []
-    for table, direction, cause, rows, size in sums.iter_rows():
+    for table, direction, cause, rows, size, n_unknown in sums.iter_rows():
         if table == "migrations":
             word = f"{direction_word(direction or '-')}, {cause_word(cause or 'unknown')}"
-            lines.append(f"{word}: {format_bytes(size)} in {counted(rows, 'copy', 'copies')}")
+            lines.append(f"{word}: {facts.size_words(size, rows, n_unknown)}")
         else:
             lines.append(
                 counted(rows, "GPU fault row" if table == "gpu_faults" else "CPU page fault")

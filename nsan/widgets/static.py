@@ -1,13 +1,15 @@
 """The static form of a view: figures, pictures and the table of clusters, as HTML and as text.
 
-For a plain script, nbconvert and papermill, where no browser is there to draw, and beside the live view
-for whoever opens the notebook later. Everything is escaped.
+For a plain script, nbconvert and papermill, where no browser is there to draw. A live view gets it as an
+output of its own, for whoever opens the notebook later: JupyterLab shows an error in the place of a view
+that has no kernel, and nothing that stands beside it in the same output. Everything is escaped.
 """
 
 from __future__ import annotations
 
 import base64
 import html
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +23,20 @@ CHARTS: Final = ("migrations_over_time", "address_time_map")
 """Charts of the static form: what the overview and the map of the live view show."""
 
 _MOST_CLUSTERS: Final = 20
+
+_MOST_DRAWN: Final = 2_000_000
+"""With more events than this nobody's kernel is kept busy with pictures for later."""
+
+_LIVE_NOTE: Final = (
+    "The live view needs a running kernel: run the cell again. If it does not show then either "
+    "(&quot;model not found&quot;), ipywidgets and anywidget of the kernel do not match those of the "
+    "notebook&#x27;s server: pip install -U &#x27;nsan[lab]&#x27; in both, and reload the page."
+)
+_SAVED: Final = (
+    # Where the live view is, nobody needs its copy.
+    "<style>.jp-OutputArea:has(.nsan-explorer) .nsan-saved{{display:none}}</style>"
+    '<details class="nsan-saved"><summary>{summary}</summary>{body}</details>'
+)
 
 
 def has_front_end() -> bool:
@@ -55,17 +71,49 @@ def bundle(explorers: Sequence[Explorer], live: Callable[[], Any]) -> Any:
     dict, or (dict, dict)
         With a front end the live view with small text beside it; else text and HTML with pictures.
     """
-    words = "\n\n".join(str(each) for each in explorers)
-    watched = has_front_end()
-    if not watched:
+    if not has_front_end():
         for each in explorers:
             each.ready()
-    body = "\n".join(_html(each, pictures=not watched) for each in explorers)
-    ours = {"text/plain": words, "text/html": body}
-    if not watched:
-        return ours
-    data, metadata = live()
+        return {"text/plain": _words(explorers), "text/html": _body(explorers, pictures=True)}
+    ours = {"text/plain": _words(explorers), "text/html": f"<p>{_LIVE_NOTE}</p>"}
+    _show_saved(explorers)
+    shown = live()
+    # ipywidgets gives the data alone, anywidget metadata too.
+    data, metadata = shown if isinstance(shown, tuple) else (shown, {})
     return {**data, **ours}, metadata
+
+
+def _words(explorers: Sequence[Explorer]) -> str:
+    return "\n\n".join(str(each) for each in explorers)
+
+
+def _body(explorers: Sequence[Explorer], *, pictures: bool) -> str:
+    return "\n".join(_html(each, pictures=pictures) for each in explorers)
+
+
+def _show_saved(explorers: Sequence[Explorer]) -> None:
+    """Show what a notebook keeps, folded; clusters and pictures follow when they are there."""
+    from IPython.display import display
+
+    titles = " and ".join(each.config["title"] for each in explorers)
+    summary = f"Saved copy of the view of {safe(titles)}"
+
+    def saved(*, pictures: bool) -> dict[str, str]:
+        body = f"<p>{_LIVE_NOTE}</p>" + _body(explorers, pictures=pictures)
+        page = _SAVED.format(summary=html.escape(summary), body=body)
+        return {"text/plain": summary, "text/html": page}
+
+    shown = display(saved(pictures=False), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    if shown is None:
+        return
+
+    def complete() -> None:
+        for each in explorers:
+            each.ready()
+        few = all(each.scene.all_events.n_rows <= _MOST_DRAWN for each in explorers)
+        shown.update(saved(pictures=few), raw=True)
+
+    threading.Thread(target=complete, daemon=True).start()
 
 
 def text(config: Mapping[str, Any], clusters: Mapping[str, Any]) -> str:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
+from nsan.analysis.views.keeping import int64
 from nsan.analysis.views.tables import EVENT_TABLES
 from nsan.charts.palette import CAUSES
 from nsan.text import cause_word
+from nsan.widgets.facts import FAULT_WORDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_FAULTS: Final = {"gpu_faults": "GPU fault rows", "cpu_faults": "CPU page faults"}
+    from nsan.analysis.views.events import Events
+
 _MOST_LAYERS: Final = 256
 
 
@@ -47,7 +50,7 @@ class Bars:
         ]
         self.lanes += [
             {"id": table, "label": label, "category": None, "unit": "rows"}
-            for table, label in _FAULTS.items()
+            for table, label in FAULT_WORDS.items()
             if table in tables
         ]
         place = {lane["id"]: number for number, lane in enumerate(self.lanes)}
@@ -86,17 +89,21 @@ class Bars:
         )
         return found
 
-    def sums(self, strip: pl.DataFrame) -> list[tuple[str, str | None, str | None, int, int]]:
+    def sums(
+        self, strip: pl.DataFrame, unsized: NDArray[np.int64]
+    ) -> list[tuple[str, str | None, str | None, int, int, int]]:
         """Add up rows and bytes of each table, direction and cause.
 
         Parameters
         ----------
         strip : DataFrame
             As for :meth:`heights`.
+        unsized : array of Int64
+            Migrations of unknown size by layer, as :meth:`Unsized.within` gives them.
 
         Returns
         -------
-        list of (table, direction, cause, rows, byte)
+        list of (table, direction, cause, rows, byte, rows of unknown size)
             Migrations first, the most bytes first.
         """
         layer = strip["layer"].to_numpy()
@@ -105,9 +112,47 @@ class Bars:
         np.add.at(n[0], layer, strip["n"].to_numpy())
         np.add.at(n[1], layer, strip["bytes"].fill_null(0).to_numpy())
         for number in np.flatnonzero(n[0]).tolist():
-            total = totals.setdefault(self._kinds[number], [0, 0])
-            total[0] += int(n[0, number])
-            total[1] += int(n[1, number])
-        rows = [(*kind, total[0], total[1]) for kind, total in totals.items()]
+            total = totals.setdefault(self._kinds[number], [0, 0, 0])
+            for place, each in enumerate((n[0], n[1], unsized)):
+                total[place] += int(each[number])
+        rows = [(*kind, total[0], total[1], total[2]) for kind, total in totals.items()]
         order = {table: place for place, table in enumerate(EVENT_TABLES)}
         return sorted(rows, key=lambda row: (order[row[0]], -row[4], str(row[2]), str(row[1])))
+
+
+class Unsized:
+    """Migrations of which the size is not known: they count 0 byte in a strip.
+
+    Parameters
+    ----------
+    events : Events
+        What is shown.
+    """
+
+    def __init__(self, events: Events) -> None:
+        part = events.parts.get("migrations")
+        self._start, self._layer = np.empty(0, np.int64), np.empty(0, np.uint8)
+        if part is not None:
+            rows = np.flatnonzero(~part.amount.known(slice(None)))
+            self._start, self._layer = part.start[rows], part.layer[rows]
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(self._start)
+
+    def within(self, window: tuple[int, int]) -> NDArray[np.int64]:
+        """Count those that start in a half-open window, by layer.
+
+        Parameters
+        ----------
+        window : (int, int)
+            Time, ns.
+
+        Returns
+        -------
+        array of 256 Int64
+            Rows by layer.
+        """
+        low, high = np.searchsorted(self._start, [int64(side) for side in window])
+        return np.bincount(self._layer[low : max(low, high)], minlength=_MOST_LAYERS)

@@ -35,7 +35,10 @@ const model = {
   get: (name) => values[name],
   on: (name, act) => listeners.set(name, [...(listeners.get(name) ?? []), act]),
   off: (name, act) => listeners.set(name, (listeners.get(name) ?? []).filter((one) => one !== act)),
-  send: async (message) => window.deliver(await window.toPython(JSON.stringify(message))),
+  send: (message) => {
+    if (window.kernelIsGone) throw new Error("Cannot send");  // as JupyterLab does
+    window.toPython(JSON.stringify(message)).then(window.deliver);
+  },
 };
 window.cleanUp = render({ model, el: document.getElementById("cell") });
 window.nListeners = () => [...listeners.values()].reduce((sum, one) => sum + one.length, 0);

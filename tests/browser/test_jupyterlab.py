@@ -16,6 +16,7 @@ from contextlib import closing
 import exports as x
 import pytest
 from browser import jupyter, pages
+from browser.conftest import here
 
 from nsan.cli.lab import copy_notebook
 
@@ -354,6 +355,114 @@ def test_the_view_follows_the_theme_of_jupyterlab(sweep):
         assert sweep.page.evaluate(GROUND) == wanted
 
 
+PLAIN = ("dl", "dt", "dd", "table", "th", "th button", "td", "tbody tr", "header", "strong")
+OURS = (
+    ".nsan-buttons .nsan-button",
+    ".nsan-segments button",
+    ".nsan-note",
+    ".nsan-section-title",
+    ".nsan-help dt",
+)
+STYLES = f"""() => {{
+  const sides = ["Top", "Right", "Bottom", "Left"];
+  const names = ["float", "display", "fontWeight", "fontSize", "lineHeight", "textAlign", "overflow",
+    "borderTopLeftRadius", "letterSpacing", "textTransform", "verticalAlign", "whiteSpace",
+    ...sides.flatMap(side => [`margin${{side}}`, `padding${{side}}`, `border${{side}}Width`])];
+  const root = document.querySelector("{pages.ROOT}");
+  return Object.fromEntries({json.dumps([*PLAIN, *OURS])}.map(selector => {{
+    const style = getComputedStyle(root.querySelector(selector));
+    return [selector, Object.fromEntries(names.map(name => [name, style[name]]))];
+  }}));
+}}"""
+"""What plain elements look like, for comparing."""
+LINES_OF_HELP = """help => {
+  const box = help.getBoundingClientRect();
+  return {
+    isInside: box.bottom <= help.parentElement.getBoundingClientRect().bottom,
+    lines: [...help.querySelectorAll("dt")].map(one => {
+      const range = document.createRange();
+      range.selectNodeContents(one);
+      return range.getClientRects().length;
+    }),
+  };
+}"""
+
+
+AS_ELSEWHERE = {"others": {}, "isInside": True, "lines": {1}}
+
+
+def looks(notebook, watched_page, copied):
+    """Find what the host's own styles change, against the copy in a file, and how the help looks."""
+    page = notebook.page
+    notebook.run("explorer.ready()")
+    pages.part(page, "clusters").locator("td").first.wait_for()
+    styles = page.evaluate(STYLES)
+    other = watched_page()
+    other.goto(here(copied))
+    pages.wait_for_view(other)
+    wanted = other.evaluate(STYLES)
+    other.context.close()
+    page.bring_to_front()
+    pages.part(page, "help").click()
+    help_text = pages.part(page, "help-text").evaluate(LINES_OF_HELP)
+    page.keyboard.press("Escape")
+    others = {name: style for name, style in styles.items() if style != wanted[name]}
+    return {"others": others, "isInside": help_text["isInside"], "lines": {*help_text["lines"]}}
+
+
+def test_the_styles_of_jupyterlab_change_nothing(sweep, watched_page):
+    copied = sweep.server.folder / "explore-output" / "explorer.html"
+    sweep.run(f"explorer.to_html({str(copied)!r}, force_overwrite=True)")
+    assert looks(sweep, watched_page, copied) == AS_ELSEWHERE
+
+
+TWICE = (f"import nsan\nexplorer = nsan.explore({str(SWEEP)!r})\nexplorer", "explorer")
+RESTART = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
+GONE = "The kernel does not answer any more: run the cell again."
+
+
+def drag_in(output, name, start, end):
+    """Drag on a canvas of one of several views."""
+    mouse = output.page.mouse
+    mouse.move(*pages.point(output, name, *start))
+    mouse.down()
+    for share in (0.5, 1):
+        at = [a + share * (b - a) for a, b in zip(start, end, strict=True)]
+        mouse.move(*pages.point(output, name, *at))
+    mouse.up()
+
+
+def test_only_a_move_of_the_user_moves_the_selection_of_two_views(server, opened):
+    (server.folder / "twice.ipynb").write_text(json.dumps(jupyter.notebook_of(*TWICE)))
+    notebook = opened("twice.ipynb")
+    page = notebook.page
+    assert jupyter.errors(notebook.run_all()) == []
+    page.set_viewport_size({"width": 1280, "height": 2400})
+    first, second = notebook.output(0), notebook.output(1)
+    for view in (first, second):
+        pages.wait_for(page, lambda v=view: pages.state(v, "mode") == "raster", "it is drawn")
+    drag_in(first, "overview", (0.3, 0.5), (0.6, 0.5))
+    code = "[side - explorer.scene.origin_ns for side in explorer.window]"
+    pages.wait_for(
+        page, lambda: tuple(notebook.value(code)) == pages.window(first), "the kernel knows it"
+    )
+    moved, whole_ = pages.window(first), pages.window(second)
+    assert whole_[0] == 0 < moved[0] < moved[1] < whole_[1]
+    # Both views ask again, for what each shows.
+    before = [int(pages.state(view, "views")) for view in (first, second)]
+    page.set_viewport_size({"width": 1000, "height": 2400})
+    for view, n in zip((first, second), before, strict=True):
+        pages.wait_for(page, lambda v=view, n=n: int(pages.state(v, "views")) > n, "it is drawn")
+    assert tuple(notebook.value(code)) == moved == pages.window(first)
+    assert pages.window(second) == whole_
+    # Then the kernel is restarted: the view says so, in the words of its reader.
+    page.evaluate(RESTART)
+    drag_in(first, "overview", (0.7, 0.5), (0.9, 0.5))
+    error = pages.part(first, "error")
+    error.get_by_text(GONE).wait_for()
+    assert error.inner_text().split("\n") == ["An error", "hide", GONE]
+
+
 def hostile_export(path):
     """Write a capture whose every name is an attack."""
     export = x.Export()
@@ -401,7 +510,7 @@ def test_names_that_attack_stay_text(server, opened):
     assert harmless(notebook) == NOTHING
 
 
-def test_the_same_view_works_in_notebook_7(server, opened):
+def test_the_same_view_works_in_notebook_7(server, opened, watched_page):
     pytest.importorskip("notebook", reason="pip install notebook")
     cells = (f"import nsan\nexplorer = nsan.explore({str(SWEEP)!r})\nexplorer",)
     (server.folder / "classic.ipynb").write_text(json.dumps(jupyter.notebook_of(*cells)))
@@ -411,6 +520,9 @@ def test_the_same_view_works_in_notebook_7(server, opened):
     brush(notebook, 0.5, 0.8)
     got = notebook.value(COUNTED)
     assert got["rows"] == rows_of_sweep(*got["window"])[0]
+    copied = server.folder / "classic.html"
+    notebook.run(f"explorer.to_html({str(copied)!r})")
+    assert looks(notebook, watched_page, copied) == AS_ELSEWHERE
     # Notebook 7 misses commands of JupyterLab by itself, which its console says.
     assert harmless(notebook) | {"errors": []} == NOTHING
 

@@ -219,11 +219,8 @@ def test_colours_and_legend_follow_what_is_chosen(copy):
     page = copy(SWEEP)
     by_cause = picture(page)
     legend = pages.part(page, "legend")
-    assert re.findall(r"page fault|speculative prefetch|eviction", legend.inner_text()) == [
-        "page fault",
-        "speculative prefetch",
-        "eviction",
-    ]
+    causes = ["page fault", "speculative prefetch", "eviction"]
+    assert legend.locator("button").all_inner_texts() == causes
     for by in ("access", "density", "latency", "cause"):
         pages.part(page, "colour-by").locator(f'[data-value="{by}"]').click()
         pages.wait_for(page, lambda by=by: pages.state(page, "by") == by, f"it is coloured by {by}")
@@ -245,7 +242,7 @@ def test_a_click_on_a_cluster_goes_there(copy):
     cells = rows.nth(1).inner_text().split("\t")
     n = x.ask(TWO_GPUS, f"SELECT count(*) FROM {x.GPU_FAULTS} WHERE deviceId = 0")[0][0]
     assert str(n) in cells
-    start, lasts = (float(cell.removesuffix(" ms")) * 1e6 for cell in cells[:2])
+    start, lasts = (float(cell.removesuffix(" ms")) * 1e6 for cell in cells[1:3])
     origin = origin_of(TWO_GPUS)
     low, high = pages.window(page)
     assert low <= start - origin + 1000
@@ -711,3 +708,215 @@ def test_the_script_makes_text_harmless_itself(live):
     for name in ("panel", "clusters", "busy", "error", "notes", "header", "legend"):
         assert START in pages.part(page, name).inner_text(), name
     assert no_attack(page)
+
+
+# --- what a view says only when it knows, and what only a user moves
+
+
+def looks(shown):
+    """Return whether the looks so far say that the user has moved the view."""
+    return [message["moved"] for message in shown.sent if message["kind"] == "look"]
+
+
+def test_only_a_gesture_says_that_the_user_has_moved(live):
+    shown = live(SWEEP, viewport={"width": 1200, "height": 900})
+    page, explorer = shown.page, shown.explorer
+    assert looks(shown) == [False]
+
+    def after(act):
+        views, n = int(pages.state(page, "views")), len(looks(shown))
+        act()
+        pages.wait_for_view(page, views)
+        return set(looks(shown)[n:])
+
+    def of_python():
+        explorer.window = (explorer.scene.origin_ns + 5_000, explorer.scene.origin_ns + 9_000_000)
+        shown.flush()
+
+    page.locator(pages.ROOT).focus()
+    assert after(lambda: page.keyboard.press("+")) == {True}
+    assert after(lambda: page.set_viewport_size({"width": 900, "height": 900})) == {False}
+    assert after(of_python) == {False}
+    density = pages.part(page, "colour-by").locator('[data-value="density"]')
+    assert after(density.click) == {True}
+    assert after(of_filter(shown)) == {False}
+    assert after(lambda: pages.drag(page, "overview", (0.2, 0.5), (0.6, 0.5))) >= {True}
+    assert after(lambda: page.keyboard.press("Backspace")) == {True}
+    assert after(pages.part(page, "all").click) == {True}
+    # A cluster: Python moves the view.
+    assert after(pages.part(page, "clusters").locator("tbody tr").first.click) == {False}
+
+
+def of_filter(shown):
+    """Make an act that keeps one cause by Python code."""
+
+    def act():
+        shown.explorer.filters = {"cause": ["eviction"]}
+        shown.flush()
+
+    return act
+
+
+def claims(page):
+    """Return what the view says about nothing being there."""
+    said = [*words(page, "map"), *words(page, "lanes")]
+    return [text for text in said if re.search(r"^No |Nothing|none here", text)]
+
+
+def show_a_gap(shown):
+    """Show a window in which nothing starts."""
+    explorer, page = shown.explorer, shown.page
+    starts = [row[0] for row in x.ask(TWO_GPUS, f"SELECT start FROM {x.MEMCPY} ORDER BY start")]
+    faults = [row[0] for row in x.ask(TWO_GPUS, f"SELECT start FROM {x.GPU_FAULTS}")]
+    inside = [(b - a, a) for a, b in pairwise(starts) if not any(a < fault < b for fault in faults)]
+    gap, start = max(inside)
+    explorer.window = (start + gap // 4, start + gap // 2)
+    shown.flush()
+    pages.wait_for(page, lambda: "Nothing in this window" in claims(page), "it says so")
+    assert "none here" in claims(page)
+
+
+def drawn_anew(page):
+    page.evaluate("() => new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))")
+
+
+def test_nothing_is_claimed_of_a_window_without_an_answer(live):
+    shown = live(TWO_GPUS)
+    page = shown.page
+    show_a_gap(shown)
+    shown.is_held = True
+    n = len(shown.sent)
+    pages.part(page, "all").click()
+    pages.wait_for(page, lambda: len(shown.sent) > n, "the script looks")
+    drawn_anew(page)
+    assert claims(page) == []
+    shown.flush()
+    pages.wait_for(page, lambda: pages.part(page, "status").inner_text() != "", "it is drawn")
+    drawn_anew(page)
+    assert claims(page) == []
+
+
+def test_a_kernel_that_is_gone_is_named_once(live):
+    shown = live(TWO_GPUS)
+    page = shown.page
+    show_a_gap(shown)
+    page.evaluate("() => { window.kernelIsGone = true; }")
+    error = pages.part(page, "error")
+    pages.drag(page, "overview", (0.2, 0.5), (0.6, 0.5))
+    error.get_by_text("The kernel does not answer any more: run the cell again.").wait_for()
+    assert error.inner_text().split("\n") == [
+        "An error",
+        "hide",
+        "The kernel does not answer any more: run the cell again.",
+    ]
+    assert claims(page) == []
+    error.get_by_text("hide").click()
+    page.mouse.move(*pages.point(page, "map", 0.4, 0.4))
+    page.mouse.wheel(0, -200)
+    pages.part(page, "all").click()
+    drawn_anew(page)
+    assert not error.is_visible()
+
+
+def test_a_filter_with_one_kernel_keeps_what_ran_with_it(live, tmp_path):
+    export = x.Export()
+    export.add(x.KERNEL, x.kernel(1_000_000, 2_000_000))
+    starts = [100, 200_000, 1_000_000, 1_500_000, 1_999_000, 2_000_000, 3_000_000]
+    for number, at in enumerate(starts):
+        va = x.VA + number * 64 * x.KIB
+        export.add(x.MEMCPY, x.migration(at, at + 5_000, 64 * x.KIB, va))
+    shown = live(export.write(tmp_path / "one.sqlite"))
+    page, explorer = shown.page, shown.explorer
+    # One process, one GPU, one cause: nothing to choose among.
+    for key in ("pid", "device", "cause", "access"):
+        assert pages.part(page, f"filter-{key}").count() == 0, key
+    pages.part(page, "filter-kernel").click()
+    box = pages.part(page, "filter-kernel-list").locator("input")
+    assert not box.is_checked()
+    box.check()
+    pages.wait_for(page, lambda: explorer.filters["kernel"] == [0], "Python keeps the kernel's")
+    kept = explorer.selection["start_ns"].sort().to_list()
+    assert kept == [at for at in starts if 1_000_000 <= at < 2_000_000]
+    box.uncheck()
+    pages.wait_for(page, lambda: explorer.filters["kernel"] is None, "all is kept again")
+
+
+def test_a_map_of_copies_says_where_the_fault_rows_are(live, tmp_path):
+    export = x.Export()
+    for number in range(4):
+        va = x.VA + number * 64 * x.KIB
+        export.add(x.GPU_FAULTS, x.gpu_fault(1_000 + number, 9_000, va))
+        export.add(x.MEMCPY, x.migration(5_000_000 + number, 5_100_000, 64 * x.KIB, va))
+    export.add(x.CPU_FAULTS, x.cpu_fault(5_200_000, x.VA))
+    shown = live(export.write(tmp_path / "apart.sqlite"))
+    page, explorer = shown.page, shown.explorer
+    legend = pages.part(page, "legend")
+    assert "CPU page faults: lane only" in legend.inner_text()
+    explorer.window = (1_000, 1_003)  # three of them: half-open
+    shown.flush()
+    pages.wait_for(
+        page,
+        lambda: "No copies here; 3 fault rows: colour by access" in words(page, "map"),
+        "it says where they are",
+    )
+    explorer.window, explorer.by = (4_000_000, 6_000_000), "access"
+    shown.flush()
+    pages.wait_for(
+        page,
+        lambda: "No GPU fault rows here; 256 KiB moved: colour by cause" in words(page, "map"),
+        "it says where they are",
+    )
+
+
+# --- the table, the figures and the lanes at several widths
+
+
+@pytest.mark.parametrize("width", [1400, 1200, 1000, 900])
+def test_the_table_shows_pattern_and_main_kernel(copy, width):
+    page = copy(TWO_GPUS, viewport={"width": width, "height": 1000})
+    table = pages.part(page, "clusters")
+    names = [name.replace("\n", " ") for name in table.locator("th").all_inner_texts()]
+    assert names[0] == "#"
+    right = table.bounding_box()["x"] + table.bounding_box()["width"]
+    for name in ("pattern", "main kernel", "faulted pages", "moved in", "fault rows"):
+        cell = table.locator("tbody tr").first.locator("td").nth(names.index(name))
+        box = cell.bounding_box()
+        assert box["x"] + box["width"] <= right, name
+        assert cell.evaluate("c => c.scrollWidth <= c.clientWidth"), name  # nothing is cut
+    assert "right" not in (table.get_attribute("data-more") or "")
+
+
+def test_a_table_that_goes_on_says_so_at_its_edge(copy):
+    page = copy(TWO_GPUS, viewport={"width": 420, "height": 1000})
+    table = pages.part(page, "clusters")
+    assert "right" in table.get_attribute("data-more").split()
+    table.locator(".nsan-scroll").evaluate("body => body.scrollTo(10_000, 0)")
+    pages.wait_for(page, lambda: table.get_attribute("data-more") == "left", "it was the last")
+
+
+@pytest.mark.parametrize("width", [1200, 900, 700])
+def test_the_figures_take_two_lines_at_most(copy, width):
+    page = copy(TWO_GPUS, viewport={"width": width, "height": 900})
+    figures = page.locator(".nsan-figures")
+    assert 20 < figures.bounding_box()["height"] < 45
+    shown = [one for one in page.locator(".nsan-figure").all() if one.is_visible()]
+    rest = page.locator(".nsan-figure").count() - len(shown)
+    more = pages.part(page, "more-figures")
+    assert more.inner_text() == (f"and {rest} more" if rest else "")
+    assert len((more.get_attribute("title") or "").split("\n")) == max(rest, 1)
+    assert (rest > 0) == (width < 1200)
+
+
+def test_a_number_in_a_lane_says_of_what(copy):
+    page = copy(HOTSPOT, viewport={"width": 1200, "height": 900})
+    whole = span(pages.window(page))
+    found = []
+    page.mouse.move(*pages.point(page, "map", 43_600_000_000 / whole, 0.5))
+    while span(pages.window(page)) > 50_000_000:
+        before = seen(page)
+        page.mouse.wheel(0, -300)
+        pages.wait_for(page, lambda before=before: seen(page) != before, "the wheel zooms")
+        drawn_anew(page)
+        found += words(page, "lanes")
+    assert [text for text in found if re.fullmatch(r"[\d\u2009]+", text)] == []
+    assert any(re.fullmatch(r"[\d\u2009]+ batches", text) for text in found)

@@ -192,7 +192,7 @@ def test_the_first_view_adds_up_to_the_whole_trace(sweep, traces):
     assert (bars["gpu_faults"], bars["cpu_faults"]) == (288, 240)
     overview = explorer.config["overview"]
     assert sum(sum(stack["values"]) for stack in overview["stacks"]) == moved["bytes"].sum()
-    assert sum(overview["faults"]) == 288 + 240
+    assert (sum(overview["faults"]), sum(overview["cpu_faults"])) == (288, 240)
 
 
 def test_any_window_shows_and_selects_exactly_what_starts_in_it(traces, explorers):
@@ -366,6 +366,9 @@ def test_a_kernel_that_is_picked_selects_what_starts_while_it_runs(two, traces):
         assert kernel["end_ns"] <= go["window"][1] + origin
     browser.tell(kind="pick", what=None)
     assert explorer.panel == {}
+    # The view stays where the last pick took it, and so do window and selection.
+    assert explorer.window == (go["window"][0] + origin, go["window"][1] + origin)
+    explorer.window = explorer.scene.extent
     same_rows(explorer.selection, plain(traces["two"]))
 
 
@@ -387,16 +390,68 @@ def test_a_range_a_batch_and_a_cluster_can_be_picked(traces, explorers):
     assert got.select("start_ns", "end_ns").rows() == [(start, end)]
     first = clusters_of(trace)[0]
     browser.tell(kind="pick", what="cluster", id=0)
+    is_fault = pl.col("table") == "gpu_faults"
     same_rows(
-        explorer.selection,
+        explorer.selection.filter(~is_fault),
         rows.filter(
+            ~is_fault,
             pl.col("start_ns") >= first["start_ns"],
             pl.col("start_ns") < first["end_ns"],
             pl.col("va") >= first["va"],
             pl.col("va") < first["va"] + first["span_bytes"],
         ),
     )
+    assert explorer.selection["start_ns"].is_sorted()
     assert explorer.error == ""
+
+
+@pytest.mark.parametrize("name", ["sweep", "two", "on"])
+def test_a_cluster_has_as_many_fault_rows_as_its_line_of_the_table_says(explorers, name):
+    explorer, browser = as_new(explorers[name])
+    place = [column["id"] for column in explorer.clusters["columns"]].index("n_fault_rows")
+    counts = [row["sort"][place] for row in explorer.clusters["rows"]]
+    assert sum(counts) > 20
+    for number, count in enumerate(counts):
+        browser.tell(kind="pick", what="cluster", id=number)
+        faults = explorer.selection.filter(pl.col("table") == "gpu_faults")
+        facts = {label: text for label, text, _ in explorer.panel["facts"]}
+        assert (faults.height, facts["GPU fault rows"]) == (count, str(count))
+        # The driver notes a batch before it copies: the window that shows it begins there.
+        origin, window = explorer.scene.origin_ns, explorer.clusters["rows"][number]["window"]
+        gone = browser.sent("go")[-1]["window"]
+        if count:
+            for start in (window[0], gone[0]):
+                assert start + origin <= faults["start_ns"].min()
+            assert faults["start_ns"].max() < window[1] + origin
+    explorer.filters = {"access": []}
+    assert explorer.selection.height == 0
+
+
+def test_the_fault_rows_of_a_cluster_are_those_of_its_batches_whatever_else_is_there():
+    explorer, browser = opened(MODEL / "ping_pong" / "ping_pong.sqlite")
+    trace = explorer.scene.trace
+    browser.tell(kind="pick", what="cluster", id=0)
+    first = clusters_of(trace)[0]
+    bin_ns = first["time_bin_ns"]
+    cells = nsan.analyse(trace, "cluster_cells").collect().filter(pl.col("cluster_id") == 0)
+    mine = {(t // bin_ns, block) for t, block in cells.select("start_ns", "va_block").iter_rows()}
+    rows = plain(trace)
+    copies = rows.filter(pl.col("direction") == "htod", pl.col("cause") == "coherence")
+    faults = rows.filter(pl.col("table") == "gpu_faults")
+    wanted, before = [], -1
+    for end in sorted(set(faults["end_ns"])):
+        batch = copies.filter(pl.col("start_ns") > before, pl.col("start_ns") <= end)
+        before = end
+        if batch.height:
+            start, va = batch.sort("start_ns", "va").select("start_ns", "va").row(0)
+            if (start // bin_ns, va // (2 << 20)) in mine:
+                wanted.append(end)
+    same_rows(
+        explorer.selection.filter(pl.col("table") == "gpu_faults"),
+        faults.filter(pl.col("end_ns").is_in(wanted)),
+    )
+    inside = pl.col("start_ns").is_between(first["start_ns"], first["end_ns"])
+    assert faults.filter(inside).height != len(wanted)  # time alone would not tell
 
 
 def clusters_of(trace):
@@ -414,9 +469,7 @@ def test_the_table_lists_the_clusters_with_the_most_pages_first(traces, monkeypa
     place = [column["id"] for column in shown["columns"]].index("n_pages")
     assert [row["sort"][place] for row in shown["rows"]] == [r["n_pages"] for r in wanted[:7]]
     origin = explorer.scene.origin_ns
-    assert [row["window"][0] + origin for row in shown["rows"]] == [
-        r["start_ns"] for r in wanted[:7]
-    ]
+    assert [row["window"][1] + origin for row in shown["rows"]] == [r["end_ns"] for r in wanted[:7]]
     assert explorer.busy == ""
 
 
@@ -434,7 +487,8 @@ def test_a_box_selects_what_begins_in_it(sweep, traces):
     assert wanted.height > 100
     same_rows(explorer.selection, wanted)
     facts = [(label, text) for label, text, _ in explorer.panel["facts"]]
-    assert ("addresses", f"0x{x.VA + place[0]:016x} to 0x{x.VA + place[1]:016x}") in facts
+    low, last = x.VA + place[0], x.VA + place[1] - 1
+    assert ("addresses", f"0x{low:016x} to 0x{last:016x} (last byte)") in facts
     assert ("allocation", "48.00 MiB, 0x00007f0000000000") in facts
     back = [
         (max(row["va"], x.VA + place[0]), min(row["va"] + row["bytes"], x.VA + place[1]))
@@ -548,6 +602,9 @@ def test_kernels_ranges_and_allocations_are_filtered_by_their_number(two, traces
         ({"kernel": [99]}, "stage_0"),
         ({"kernel": ["nothing"]}, "stage_0"),
         ({"device": [7]}, "GPU 0, GPU 1"),
+        ({"cause": 2.5}, "give a list"),
+        ({"cause": {"eviction": True}}, "give a list"),
+        ([1], "give a dict"),
     ],
 )
 def test_a_filter_that_is_not_there_is_refused_with_those_that_are(two, traces, filters, says):
@@ -557,6 +614,56 @@ def test_a_filter_that_is_not_there_is_refused_with_those_that_are(two, traces, 
     browser.tell(kind="filter", filters=filters)
     assert says in explorer.error
     same_rows(explorer.selection, plain(traces["two"]))
+
+
+def test_no_filter_is_none_and_what_is_no_list_is_one_message(two, traces):
+    explorer, _ = two
+    explorer.filters = {"cause": ["prefetch"]}
+    explorer.filters = None
+    assert set(explorer.filters.values()) == {None}
+    same_rows(explorer.selection, plain(traces["two"]))
+    with pytest.raises(UsageError, match="give a list"):
+        explorer.filters = {"cause": object()}
+    with pytest.raises(UsageError, match="give a dict"):
+        explorer.filters = 7
+
+
+@pytest.mark.parametrize("name", ["windw", "selections", "filter"])
+def test_a_name_that_the_view_does_not_have_cannot_be_set(sweep, name):
+    explorer, _ = sweep
+    with pytest.raises(UsageError, match=r"window, place, by, filters, picked"):
+        setattr(explorer, name, (1, 2))
+    assert not hasattr(explorer, name)
+
+
+def test_a_typo_is_answered_with_what_was_meant(sweep, pair):
+    with pytest.raises(UsageError, match="Did you mean 'window'"):
+        sweep[0].windw = (1, 2)
+    with pytest.raises(UsageError, match=r"a\.window"):
+        pair[0].window = (1, 2)
+
+
+def test_another_view_that_only_draws_again_moves_nothing(sweep, traces):
+    explorer, browser = sweep
+    changes = []
+    explorer.observe(changes.append, ["window", "place", "by", "selection"])
+    origin = explorer.scene.origin_ns
+    browser.tell(kind="look", view="a", id=1, window=[0, 9_000_000], moved=True)
+    assert explorer.window == (origin, origin + 9_000_000)
+    changes.clear()
+    for id_, moved in ((1, False), (2, None), (3, 0)):
+        asked = {"window": [0, 50_000_000], "place": [0, 1 << 22], "by": "density"}
+        sent = browser.tell(kind="look", view="b", id=id_, moved=moved, **asked)
+        answer = sent[-1][0]
+        assert (answer["view"], answer["id"], answer["by"]) == ("b", id_, "density")
+        assert (answer["window"], answer["place"]) == ([0, 50_000_000], [0, 1 << 22])
+    assert changes == []
+    assert (explorer.window, explorer.by) == ((origin, origin + 9_000_000), "cause")
+    mine = pl.col("start_ns") < origin + 9_000_000
+    same_rows(explorer.selection, plain(traces["sweep"]).filter(mine))
+    browser.tell(kind="look", view="b", id=4, window=[0, 50_000_000])  # says nothing: it moved
+    assert explorer.window == (origin, origin + 50_000_000)
+    assert explorer.error == ""
 
 
 def test_the_browser_hears_of_a_move_that_python_makes_and_only_of_that(sweep):
@@ -587,6 +694,57 @@ def test_a_window_that_is_none_is_refused(sweep, window):
     assert explorer.window == explorer.scene.extent
 
 
+@pytest.mark.parametrize(
+    "window", ["1s/1s", "30ms/30ms", "5s/", (10**9, 2 * 10**9), (-5, -1), (20_000_000, 20_000_000)]
+)
+def test_a_window_in_which_nothing_can_be_is_refused_with_what_there_is(sweep, window):
+    explorer, _ = sweep
+    start, end = explorer.scene.extent
+    for set_ in (
+        lambda: setattr(explorer, "window", window),
+        lambda: setattr(explorer, "picked", {"what": "box", "window": window}),
+    ):
+        with pytest.raises(UsageError, match=f"{start} to {end} ns"):
+            set_()
+    assert (explorer.window, explorer.picked) == (explorer.scene.extent, None)
+    with pytest.raises(UsageError, match="The map has the bytes 0 to"):
+        explorer.place = (1 << 40, 1 << 41)
+
+
+def test_a_window_that_reaches_beyond_shows_the_part_that_is_there(sweep):
+    explorer, browser = sweep
+    start, end = explorer.scene.extent
+    explorer.window = (end - 1000, end + 10**12)
+    assert explorer.window == (end - 1000, end)
+    explorer.window = "/1h"
+    assert explorer.window == (start, end)
+    browser.tell(kind="pick", what="box", window=[end - start, end - start + 5], place=[0, 0])
+    assert explorer.error == ""
+    assert explorer.picked["window"] == (end - 1, end)
+
+
+def test_a_part_of_a_trace_is_shown_as_that_part(traces):
+    trace = traces["sweep"].filter(time="20ms/30ms")
+    explorer, browser = opened(trace)
+    assert explorer.window == explorer.scene.extent == (20_000_000, 30_000_000)
+    figures = {label: text for label, text, _ in explorer.config["figures"]}
+    assert figures["window"] == "10.000 ms"
+    note = "This is a part of the capture: 20.000 ms to 30.000 ms (trace.filter)."
+    assert explorer.config["notes"][0] == note
+    assert note in str(explorer)
+    inside = pl.col("start_ns").is_between(20_000_000, 30_000_000, closed="left")
+    rows = plain(traces["sweep"]).filter(inside)
+    same_rows(explorer.selection, rows)
+    assert browser.look()[0]["window"] == [0, 10_000_000]
+    whole = explore(traces["sweep"]).scene.extent
+    assert explore(traces["sweep"].filter(time="/1h")).scene.extent == whole
+    assert explore(traces["sweep"].filter(time="20ms/")).scene.extent == (20_000_000, whole[1])
+    outside = explore(traces["sweep"].filter(time="1h/2h"))
+    assert outside.selection.height == 0
+    one = explore(traces["two"].filter(device=1))
+    assert "by process or GPU" in one.config["notes"][0]
+
+
 def test_observers_hear_of_each_change_of_the_selection_and_compute_only_if_they_look(traces):
     explorer, browser = opened(traces["two"])
     heights, changes = [], []
@@ -612,8 +770,11 @@ def test_an_observer_that_fails_shows_under_the_view_and_the_view_lives_on(trace
     explorer.observe(fails, "window")
     view, _ = browser.look([0, 4_000_000])
     assert view["window"] == [0, 4_000_000]
-    assert explorer.error.splitlines()[-1] == "ZeroDivisionError: mine <b>"
-    assert "fails" in explorer.error
+    lines = explorer.error.splitlines()
+    assert lines[0] == "ZeroDivisionError: mine <b>"
+    assert "fails" in lines[1]
+    assert len(lines) == 3  # the one frame of the user, with its line of code
+    assert 'raise ZeroDivisionError("mine <b>")' in lines[2]
     assert explorer.selection["start_ns"].max() < explorer.window[1]
     browser.tell(kind="clear_error")
     assert explorer.error == ""
@@ -759,6 +920,20 @@ def test_hostile_names_reach_the_browser_short_and_harmless(evil):
     assert explorer.error == ""
 
 
+def test_the_name_of_a_trace_is_harmless_where_it_is_printed(tmp_path):
+    path = tmp_path / "a\x1b[31m\u202eb.sqlite"
+    path.write_bytes(SWEEP.read_bytes())
+    snapshot = next(PCA_ON.parent.glob("*.pickle"))
+    evil_snapshot = tmp_path / "c\x1b[32m\n.pickle"
+    evil_snapshot.write_bytes(snapshot.read_bytes())
+    trace = nsan.open_trace(path)
+    memory = nsan.open_snapshot(evil_snapshot)
+    joined = nsan.Joined(nsan.open_trace(PCA_ON), memory)
+    for text in map(repr, (trace, memory, joined, nsan.Joined(trace, memory))):
+        assert text.isprintable()
+        assert "\\x1b[3" in text
+
+
 class Tags(HTMLParser):
     """Collects tags, attributes, and what scripts hold."""
 
@@ -831,8 +1006,12 @@ def test_an_offline_copy_never_takes_the_place_of_anything_else(sweep, tmp_path)
     assert place.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     with pytest.raises(UsageError, match=r"\.html"):
         explorer.to_html(tmp_path / "trace.sqlite", force_overwrite=True)
-    with pytest.raises(NsanError, match="Cannot write"):
+    with pytest.raises(NsanError, match="Cannot write") as failed:
         explorer.to_html(tmp_path / "absent" / "copy.html")
+    with pytest.raises(OutputExistsError) as refused:
+        explorer.to_html(place)
+    # Options of commands mean nothing here.
+    assert not re.search(r"(^|\s)--?\w", str(failed.value) + str(refused.value))
     assert sorted(each.name for each in tmp_path.glob("*.html")) == ["copy.html"]
 
 
@@ -857,13 +1036,54 @@ def test_with_a_front_end_the_live_view_comes_with_small_text(sweep, monkeypatch
     explorer, _ = sweep
     kernel = SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=True))
     monkeypatch.setattr("IPython.get_ipython", lambda: kernel)
+    monkeypatch.setattr(static, "_show_saved", lambda _: None)
     data, _ = explorer._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
     assert "<img" not in data["text/html"]
-    assert "160.00 MiB in 80 copies" in data["text/html"]
+    # What to do when it does not show: the packages that have to match.
+    assert "ipywidgets and anywidget" in data["text/html"]
+    assert "160.00 MiB in 80 copies" in data["text/plain"]
+    both = nsan.compare_view(SWEEP, SWEEP)  # ipywidgets gives a dict, anywidget a pair
+    data, metadata = both._repr_mimebundle_()
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == both.model_id
+    assert metadata == {}
     kernel.kernel._allow_stdin = False  # papermill, nbconvert
     monkeypatch.setattr(static, "CHARTS", ())
     assert "application/vnd.jupyter.widget-view+json" not in explorer._repr_mimebundle_()
+
+
+def test_a_live_view_leaves_a_copy_for_whoever_has_no_kernel(sweep, evil, monkeypatch):
+    kernel = SimpleNamespace(kernel=SimpleNamespace(_allow_stdin=True))
+    monkeypatch.setattr("IPython.get_ipython", lambda: kernel)
+    hostile, _ = opened(evil)
+    hostile.config = {**hostile.config, "title": "<img src=x>{0}"}
+    for explorer in (sweep[0], hostile):
+        shown, done = [], threading.Event()
+
+        def update(bundle, *, raw, shown=shown, done=done):
+            assert raw
+            shown.append(bundle)
+            done.set()
+
+        def display(bundle, *, raw, display_id, shown=shown, update=update):
+            assert raw and display_id  # noqa: PT018
+            shown.append(bundle)
+            return SimpleNamespace(update=update)
+
+        monkeypatch.setattr("IPython.display.display", display)
+        explorer._repr_mimebundle_()
+        assert done.wait(60)
+        first, last = (Tags(bundle["text/html"]).tags for bundle in shown)
+        assert [tag for tag, _ in first][:3] == ["style", "details", "summary"]
+        # Closed, gone where the live view is, and with pictures once there are any.
+        assert dict(first)["details"] == {"class": "nsan-saved"}
+        assert "jp-OutputArea:has(.nsan-explorer)" in shown[0]["text/html"]
+        pictures = [attributes["src"] for tag, attributes in last if tag == "img"]
+        assert [source[:18] for source in pictures] == ["data:image/svg+xml"] * 2
+        assert "script" not in dict(last)
+        assert "img" not in dict(first)
+        assert shown[0]["text/plain"].startswith("Saved copy of the view of ")
+    assert "&lt;img src=x&gt;{0}" in shown[1]["text/html"]
 
 
 @pytest.mark.parametrize(

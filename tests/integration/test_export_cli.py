@@ -130,6 +130,37 @@ def test_a_trace_without_unified_memory_gives_a_chart_that_says_so_and_status_3(
     assert "no Unified Memory data" in capsys.readouterr().err
 
 
+def test_an_empty_window_gives_a_chart_that_says_so_and_a_note(tmp_path, capsys):
+    place = tmp_path / "empty.svg"
+    window = ("--filter-time", "500s/600s")
+    assert export(ADD, "--chart", "migrations_over_time", *window, "-o", place) == 0
+    assert (
+        "The chart is empty. Nothing is in the part that was asked for." in capsys.readouterr().err
+    )
+    assert "Nothing is in the part that was asked for." in place.read_text("utf-8")
+    assert main(["analyse", "top_kernels", ADD, *window]) == 0
+    quiet = ("-o", place, "--force-overwrite", "--quiet")
+    assert export(ADD, "--chart", "migrations_over_time", *window, *quiet) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_a_chart_that_cannot_be_drawn_is_one_message_and_no_file(
+    suffix, built, tmp_path, monkeypatch, capsys
+):
+    # Without this list such names reach Vega as they are.
+    monkeypatch.setattr("nsan.charts.theme._TAKEN", frozenset())
+    plain = x.Export().add(x.KERNEL, x.kernel(0, 1000, name=77))
+    plain.add(x.MEMCPY, x.migration(100, 200, 65_536)).strings[77] = "constructor"
+    place = tmp_path / "out" / f"a{suffix}"
+    place.parent.mkdir()
+    assert export(built(plain), "--chart", "faults_of_kernels", "-o", place) == 1
+    said = capsys.readouterr().err
+    assert "The chart cannot be drawn (Operator not defined: undefined)" in said
+    assert "Traceback" not in said
+    assert not list(place.parent.iterdir())
+
+
 def test_without_altair_one_message_says_what_to_install(tmp_path):
     code = (
         "import sys; sys.modules['altair'] = None\n"

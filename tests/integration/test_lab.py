@@ -135,8 +135,9 @@ def test_without_jupyterlab_one_message_says_how_to_get_it(started, tmp_path, mo
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     from nsan.errors import OutputWriteError
 
-    with pytest.raises(OutputWriteError):
+    with pytest.raises(OutputWriteError, match="change to one where you may write") as failed:
         lab.copy_notebook(None, tmp_path / "absent")
+    assert " -o" not in str(failed.value)  # nsan lab has no such option
 
 
 def test_a_capture_is_found_from_the_folder_first_and_then_among_the_samples(tmp_path, monkeypatch):
@@ -148,7 +149,18 @@ def test_a_capture_is_found_from_the_folder_first_and_then_among_the_samples(tmp
     assert notebooks.capture_path(SWEEP).resolve() == own.resolve()
 
 
-@pytest.mark.parametrize("name", ["", "no/such.sqlite"])
+def test_a_name_that_begins_with_a_tilde_is_a_file_or_a_home(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for path in (tmp_path / "~tilde.sqlite", tmp_path / "home" / "mine.sqlite"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    run("~tilde.sqlite")
+    assert parameters(tmp_path / started[0][3])["TRACE"] == "~tilde.sqlite"
+    assert notebooks.capture_path("~tilde.sqlite").samefile(tmp_path / "~tilde.sqlite")
+    assert notebooks.capture_path("~/mine.sqlite").samefile(tmp_path / "home" / "mine.sqlite")
+
+
+@pytest.mark.parametrize("name", ["", "no/such.sqlite", "~nobody-of-this-name/x.sqlite"])
 def test_a_capture_that_is_nowhere_says_what_to_set(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(notebooks.CaptureNotFoundError, match="Set TRACE to an nsys report"):

@@ -105,6 +105,18 @@ def test_a_name_with_spaces_and_a_home_is_found(shell, tmp_path, monkeypatch, ca
     assert capsys.readouterr().out.startswith("my trace.sqlite\n")
 
 
+@pytest.mark.usefixtures("shown")
+def test_a_name_that_attacks_stays_text(shell, tmp_path, capsys):
+    name = "a<img src=x onerror=alert(1)>\x1b[31m\u202e.sqlite"
+    shutil.copy(SWEEP, tmp_path / name)
+    shell.run_line_magic("nsan", f"'{name}'")
+    run(shell, "trace")
+    shell.run_line_magic("nsan", f"'{name}x'")
+    said = capsys.readouterr()
+    assert said.out.count("a<img src=x onerror=alert(1)>\\x1b[31m\\x202e.sqlite") == 2
+    assert not set(said.out + said.err) & {"\x1b", "\u202e"}
+
+
 @pytest.mark.nsys
 def test_a_python_cell_is_recorded_with_its_arguments_and_its_neighbours(
     shell, tmp_path, monkeypatch, capfd

@@ -4,6 +4,7 @@ import os
 import random
 
 import polars as pl
+import pytest
 from polars.testing import assert_frame_equal
 
 from nsan.analysis.views import lanes as module
@@ -87,3 +88,32 @@ def test_what_has_no_start_or_end_is_left_out():
 
 def test_an_empty_lane_shows_nothing():
     assert lane().within((0, 10), n_columns=5).rows() == []
+
+
+@pytest.mark.parametrize("window", [(0, 10**18), (-(1 << 70), 1 << 70), (-(10**18), 10**18)])
+def test_a_window_of_thirty_years_or_of_all_time_is_answered(window):
+    starts = [at * 10**15 for at in range(1000)]
+    frame = pl.DataFrame(
+        {
+            "start_ns": starts,
+            "end_ns": [start + 10**14 for start in starts],
+            "name": ["k"] * 1000,
+            "id": range(1000),
+        }
+    )
+    found = Lane.build(frame).within(window, n_columns=480, most=300)
+    assert found["n"].sum() == 1000
+    assert found.height <= 300
+    assert found["start_ns"].min() == 0
+    assert found["end_ns"].max() == 999 * 10**15 + 10**14
+
+
+def test_columns_stay_in_order_where_a_window_spans_more_than_int64_holds():
+    times = [at << 54 for at in range(-400, 400)]
+    frame = pl.DataFrame(
+        {"start_ns": times, "end_ns": times, "name": ["k"] * 800, "id": range(800)},
+        schema_overrides={"start_ns": pl.Int64, "end_ns": pl.Int64},
+    )
+    found = Lane.build(frame).within((-(1 << 63), (1 << 63) - 1), n_columns=8, most=8)
+    # Eight columns of 2^61 ns: the first and the last one hold what reaches into them.
+    assert found["n"].to_list() == [16, 128, 128, 128, 128, 128, 128, 16]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -309,8 +310,9 @@ def test_a_grid_agrees_with_plain_loops_over_the_rows(samples):
 def coarse(monkeypatch):
     """Use levels for few rows already, so that loops can follow."""
     monkeypatch.setattr(pyramid, "_FEW", 50)
-    monkeypatch.setattr(pyramid, "SHAPES", ((12, 5), (36, 15), (100, 60)))
-    monkeypatch.setattr(pyramid, "_MOST_SHARE", 2)
+    for module in (levels, pyramid):
+        monkeypatch.setattr(module, "SHAPES", ((12, 5), (36, 15), (100, 60)))
+    monkeypatch.setattr(levels, "_MOST_SHARE", 2)
     for module in (levels, sums):
         monkeypatch.setattr(module, "ROWS_AT_ONCE", 60)
 
@@ -389,3 +391,192 @@ def test_what_is_held_in_memory_is_told(samples):
     assert before == events.n_bytes
     found.cells(events.extent, shape=(12, 5), by="density")
     assert found.n_bytes > before
+
+
+def some_unknown(n):
+    """Copies and fault rows over 40 blocks, of which a third has no end, size or count."""
+    draw = random.Random(17)
+
+    def known(value):
+        return None if draw.random() < 0.3 else value
+
+    copies = [
+        copy(
+            at * 10,
+            at * 7 % 40 * BLOCK,
+            known(draw.choice([0, 4096, 65536])),
+            cause=draw.choice(["coherence", "eviction", "prefetch"]),
+            end_ns=known(at * 10 + draw.randrange(90)),
+        )
+        for at in range(n)
+    ]
+    faults = [
+        fault(
+            at * 10,
+            known(at * 10 + draw.randrange(90)),
+            at * 7 % 40 * BLOCK,
+            known(draw.randrange(3)),
+            draw.choice(["read", "write"]),
+        )
+        for at in range(n)
+    ]
+    return copies, faults
+
+
+def known_figures(rows, by, window, place, shape):
+    """Collect by cell what is known, of a map that begins at the first block, and the amounts and rows by category."""
+    found = {}
+    for row in rows:
+        if window[0] <= row["start_ns"] < window[1]:
+            column = (row["start_ns"] - window[0]) * shape[0] // (window[1] - window[0])
+            at = column, row["va"] * shape[1] // place[1]
+            cell = found.setdefault(at, {"n": 0, "figures": [], "most": {}})
+            cell["n"] += 1
+            figure = row.get("bytes" if by == "cause" else "n_page_faults")
+            if by == "latency":
+                figure = None if row["end_ns"] is None else row["end_ns"] - row["start_ns"]
+            if figure is not None:
+                cell["figures"].append(figure)
+            amount, n = cell["most"].get(row.get(by), (0, 0))
+            cell["most"][row.get(by)] = amount + (figure or 0), n + 1
+    return found
+
+
+def summed(figures, by):
+    if not figures:
+        return None
+    return sum(figures) / len(figures) if by == "latency" else sum(figures)
+
+
+@pytest.mark.usefixtures("coarse")
+@pytest.mark.parametrize("by", ["cause", "access", "latency"])
+@pytest.mark.parametrize("n", [40, 600])
+def test_a_figure_that_is_not_known_counts_in_n_and_nowhere_else_whatever_fills_the_grid(by, n):
+    copies, faults = some_unknown(n)
+    found = of(migrations=copies) if by != "access" else of(gpu_faults=faults)
+    window, place, shape = found.fitted(found.extent, (0, 40 * BLOCK), shape=(30, 10), by=by)
+    assert (shape != (30, 10)) == (n > 40)  # many rows: a level fills it
+    cells = found.cells(window, place, shape=shape, by=by)
+    want = known_figures(copies if by != "access" else faults, by, window, place, shape)
+    assert {each[:2] for each in cells.rows()} == want.keys()
+    for column, row, category, value, count, _ in cells.rows():
+        cell = want[column, row]
+        assert (value, count) == (pytest.approx(summed(cell["figures"], by)), cell["n"])
+        if by != "latency":
+            assert cell["most"][category][0] == max(amount for amount, _ in cell["most"].values())
+            if not value:
+                assert cell["most"][category] == max(cell["most"].values())
+
+
+def test_a_copy_of_unknown_size_has_a_cell_with_its_cause_and_no_value():
+    found = of(migrations=[copy(0, 0), copy(5, 4 * BLOCK, None, cause="eviction")])
+    cells = found.cells((0, 10), (0, 8 * BLOCK), shape=(2, 8))
+    assert grid(cells, "category", "value", "n") == {
+        (0, 0): ("coherence", 4096.0, 1),
+        (1, 1): ("eviction", None, 1),  # the gap is folded
+    }
+    fine = found.cells((0, 10), (BLOCK, 2 * BLOCK), shape=(2, 8))
+    assert grid(fine, "category", "value", "n") == {(1, 0): ("eviction", None, 1)}
+
+
+def test_a_copy_that_took_no_time_and_one_of_no_bytes_are_known():
+    found = of(migrations=[copy(0, 0, 0, end_ns=0, cause="eviction")])
+    for by, category in (("latency", None), ("cause", "eviction")):
+        cells = found.cells((0, 10), (0, BLOCK), shape=(1, 1), by=by)
+        assert grid(cells, "category", "value", "n") == {(0, 0): (category, 0.0, 1)}
+
+
+# Levels that a thread in the background makes.
+
+
+@pytest.mark.usefixtures("coarse")
+def test_after_warming_nobody_waits_for_a_level(samples, monkeypatch):
+    draw = random.Random(18)
+    for events, rows in samples:
+        found = Pyramid(events)
+        found.warm()
+        with monkeypatch.context() as patch:
+            patch.setattr(levels.Level, "build", None)  # a call would fail
+            for _ in range(20):
+                window, place, shape, by, chosen = look(draw, events)
+                asked = {"by": by, "layers": chosen}
+                fit, fit_place, fit_shape = found.fitted(window, place, shape=shape, **asked)
+                cells = found.cells(fit, fit_place, shape=fit_shape, **asked)
+                want = looped(rows, spoken(found, by, chosen), by, fit, fit_place, fit_shape)
+                assert agrees(cells, want, by)
+
+
+@pytest.mark.usefixtures("coarse")
+def test_while_a_level_is_made_looks_are_answered_from_the_rows(samples, monkeypatch):
+    monkeypatch.setattr(pyramid, "_BRIEF", 1 << 20)
+    events, rows = samples[0]
+    found, begun, go_on = Pyramid(events), threading.Event(), threading.Event()
+    build = levels.Level.build
+
+    def slow(*args, **options):
+        begun.set()
+        assert go_on.wait(30)
+        return build(*args, **options)
+
+    monkeypatch.setattr(levels.Level, "build", slow)
+    work = threading.Thread(target=found.warm)
+    work.start()
+    try:
+        assert begun.wait(30)
+        total = events.addresses.total_bytes
+        place = (0, max(total, 30 * BLOCK))
+        fit = found.fitted(events.extent, place, shape=(20, 7))
+        assert fit == (events.extent, place, (20, 7))
+    finally:
+        go_on.set()
+        work.join(30)
+    # The level that is there by now would fill other cells: it stays as it was decided.
+    cells = found.cells(events.extent, place, shape=(20, 7))
+    want = looped(rows, spoken(found, "cause", None), "cause", events.extent, place, (20, 7))
+    assert agrees(cells, want, "cause")
+    assert found.fitted(events.extent, place, shape=(20, 7)) != fit
+
+
+@pytest.mark.usefixtures("coarse")
+def test_levels_wait_while_somebody_asks(samples, monkeypatch):
+    monkeypatch.setattr(levels, "_LONGEST_WAIT_S", 30)
+    kept = levels.Levels(samples[0][0], 1)
+    work = threading.Thread(target=kept.warm)
+    with kept.asking():
+        work.start()
+        work.join(0.2)
+        assert not kept.made()
+        assert work.is_alive()
+    work.join(30)
+    assert kept.made()
+    assert not work.is_alive()
+
+
+def test_a_level_with_too_many_entries_is_given_up_and_so_are_finer_ones(monkeypatch):
+    monkeypatch.setattr(levels, "_MOST_SHARE", 0.4)
+    events = view_events({"migrations": table("migrations", *some_unknown(300)[0])})
+    kept = levels.Levels(events, 1)
+    part = events.parts["migrations"]
+    assert kept.get(part, 0).n.sum() == 300
+    assert kept.get(part, 1) is None  # hardly two of the rows share a bin
+    assert kept.is_known(part, 2)
+    assert not levels.Levels(events, 1).is_known(part, 2)
+
+
+@pytest.mark.usefixtures("coarse")
+def test_a_trace_of_thirty_years_is_added_up_exactly():
+    step = 10**16
+    copies = [copy(at * step, at % 40 * BLOCK, end_ns=at * step + 5) for at in range(101)]
+    found = of(migrations=copies)
+    assert found.extent == (0, 10**18 + 6)
+    for by in BYS:
+        fit = found.fitted(found.extent, shape=(12, 5), by=by)
+        cells = found.cells(fit[0], fit[1], shape=fit[2], by=by)
+        want = known_figures(copies if by != "access" else [], by, *fit)
+        assert {row[:2]: row[4] for row in cells.rows()} == {at: want[at]["n"] for at in want}
+        if by == "latency":
+            assert set(cells["value"]) == {5.0}
+    strip = found.strip(found.extent, n_columns=480)
+    assert strip.select("column", "n").rows() == [
+        (at * step * 480 // (10**18 + 6), 1) for at in range(101)
+    ]

@@ -57,8 +57,23 @@ class Compact:
         return max(0, int(self.values.max())) if len(self.values) and self.n_bytes else 0
 
     @cached_property
-    def _has_negative(self) -> bool:
-        return bool(len(self.values)) and int(self.values.min()) < 0
+    def _lowest(self) -> int:
+        """The lowest value, that of "not known" included; 1 without a row."""
+        return int(self.values.min()) if len(self.values) else 1
+
+    @property
+    def has_unknown(self) -> bool:
+        """Some values are not known, or below zero, which no size or time is."""
+        return self._lowest < 0
+
+    @property
+    def is_positive(self) -> bool:
+        """Every value is known and above 0."""
+        return self._lowest > 0
+
+    def known(self, rows: NDArray[Any] | slice) -> NDArray[np.bool_]:
+        """Say which values are known: those that :meth:`counted` does not make up."""
+        return np.asarray(self.values[rows] >= 0)
 
     def taken(self, rows: NDArray[Any] | slice) -> Compact:
         """Keep rows, by number or mask."""
@@ -67,7 +82,7 @@ class Compact:
     def counted(self, rows: NDArray[Any] | slice) -> NDArray[Any]:
         """Give values to add up: what is not known or below zero counts as 0."""
         found = self.values[rows]
-        return np.maximum(found, 0) if self._has_negative else found
+        return np.maximum(found, 0) if self.has_unknown else found
 
     def series(self, name: str) -> pl.Series:
         """Unpack: Int64, null where it is not known."""

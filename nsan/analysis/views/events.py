@@ -238,7 +238,8 @@ def view_events(trace_tables: Mapping[str, pl.LazyFrame]) -> Events:
     """
     frames = _collected(trace_tables)
     without = sum(frames[name]["start_ns"].null_count() for name in EVENT_TABLES)
-    found = {name: _by_start(frames[name]) for name in EVENT_TABLES}
+    # A table that is put in order is not held twice.
+    found = {name: _by_start(frames.pop(name)) for name in EVENT_TABLES}
     ordered = {name: frame for name, frame in found.items() if frame.height}
     held = frames["allocations"].filter(pl.col("kind").is_in(_MANAGED))
     owners, owner = number_owners(ordered)

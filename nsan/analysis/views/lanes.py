@@ -120,7 +120,8 @@ class Lane:
             wide = self.end[rows] - self.start[rows] >= width
             narrow = rows[~wide]
             # What began before the window belongs to its first column.
-            column = np.maximum(self.start[narrow] - low, 0) // width
+            begins = np.maximum(self.start[narrow], low) - np.int64(low)
+            column = begins.view(np.uint64) // np.uint64(width)
             first = np.flatnonzero(np.r_[len(column) > 0, column[1:] != column[:-1]])
             if len(first) + np.count_nonzero(wide) <= max(1, most) or width > _WIDEST:
                 break

@@ -12,11 +12,12 @@ from typing import Final
 import polars as pl
 
 from nsan.analysis.attribution.allocations import faults_by_allocation
-from nsan.analysis.attribution.causes import FAULT_READS, MIGRATION_READS, READS
+from nsan.analysis.attribution.causes import FAULT_READS, MIGRATION_READS, READS, Causes, causes
 from nsan.analysis.attribution.kernels import faults_by_kernel
-from nsan.analysis.attribution.work import REMAINDERS
+from nsan.analysis.attribution.work import REMAINDERS, WORK
 from nsan.analysis.catalog import analysis
 from nsan.analysis.result import DEVICE, PID, Figure, Result, derived, reconstructed
+from nsan.uvm.constants import CAUSE_COHERENCE, CAUSE_PREFETCH, CAUSE_USER
 
 _KEYS: Final = ("pid", "device_id")
 
@@ -28,12 +29,19 @@ PART: Final = pl.Enum(
 _RANK: Final = derived("rank", pl.Int64, "number", "Place in the list from 1; null: not one alone.")
 _NAME: Final = derived("name", pl.String, "text", "Its name; null where it is not one alone.")
 _PART: Final = derived("part", PART, "label", "One alone, all others, or a remainder.")
+_LEFT: Final[tuple[Figure, ...]] = (
+    derived("evicted_bytes", pl.Int64, "byte", "Of these to make room."),
+    derived("out_coherence_bytes", pl.Int64, "byte", "Of these because a page faulted."),
+    derived("out_prefetch_bytes", pl.Int64, "byte", "Of these by the driver's prefetcher."),
+    derived("out_user_bytes", pl.Int64, "byte", "Of these by prefetch calls."),
+)
 _KERNEL_SUMS: Final[tuple[Figure, ...]] = (
     derived("in_bytes", pl.Int64, "byte", "Moved to the GPU."),
     derived("coherence_bytes", pl.Int64, "byte", "Of these because their page faulted."),
     derived("prefetch_bytes", pl.Int64, "byte", "Of these by the driver's prefetcher."),
+    derived("in_user_bytes", pl.Int64, "byte", "Of these by prefetch calls."),
     derived("out_bytes", pl.Int64, "byte", "Moved to the CPU."),
-    derived("evicted_bytes", pl.Int64, "byte", "Of these to make room."),
+    *_LEFT,
     derived("n_fault_rows", pl.Int64, "rows", "Fault rows raised meanwhile."),
     reconstructed("n_batches", pl.Int64, "batches", "Driver batches raised meanwhile."),
     derived("n_migrations", pl.Int64, "copies", "Copies, both ways."),
@@ -45,10 +53,7 @@ _ALLOCATION_SUMS: Final[tuple[Figure, ...]] = (
     derived("in_user_bytes", pl.Int64, "byte", "Of these by prefetch calls."),
     derived("between_bytes", pl.Int64, "byte", "From one GPU to another."),
     derived("out_bytes", pl.Int64, "byte", "From a GPU to the CPU."),
-    derived("evicted_bytes", pl.Int64, "byte", "Of these to make room."),
-    derived("out_coherence_bytes", pl.Int64, "byte", "Of these because the CPU faulted."),
-    derived("out_prefetch_bytes", pl.Int64, "byte", "Of these by the driver's prefetcher."),
-    derived("out_user_bytes", pl.Int64, "byte", "Of these by prefetch calls."),
+    *_LEFT,
     derived("n_lowest_page_rows", pl.Int64, "rows", "Fault rows whose lowest page is in it."),
     reconstructed(
         "n_batches", pl.Int64, "batches", "Driver batches of known outcome, lowest page in it."
@@ -123,7 +128,14 @@ def top_kernels(
     """
 
     def build() -> pl.DataFrame:
-        rows = faults_by_kernel(gpu_faults, migrations, kernels, copies, memsets).collect()
+        tables = (gpu_faults, migrations, kernels, copies, memsets)
+        split = _by_cause(*tables)
+        rows = (
+            faults_by_kernel(*tables)
+            .collect()
+            .join(split, on=_ITEM, how="left", nulls_equal=True, maintain_order="left")
+            .with_columns(pl.col([*_SPLIT]).fill_null(0))
+        )
         is_rest = pl.col("work").cast(pl.String).is_in([*REMAINDERS])
         part = pl.when(is_rest).then(pl.col("work").cast(pl.String)).otherwise(pl.lit("named"))
         counted = [figure.name for figure in _KERNEL_SUMS]
@@ -187,6 +199,67 @@ def top_allocations(
         return _kept(placed, ["pid"], sums, ["amplification", "allocation_id"], top)
 
     return TOP_ALLOCATIONS.from_rows(build)
+
+
+_ITEM: Final = ("pid", "device_id", "work", "name")
+_SPLIT: Final = {
+    "in_user_bytes": (False, CAUSE_USER),
+    "out_coherence_bytes": (True, CAUSE_COHERENCE),
+    "out_prefetch_bytes": (True, CAUSE_PREFETCH),
+    "out_user_bytes": (True, CAUSE_USER),
+}
+"""Bytes that ``faults_by_kernel`` does not tell apart: whether they leave the GPU, and why."""
+
+
+_LAID_TO: Final = {"user": "user_prefetch", "coherence": "cpu", "prefetch": "cpu"}
+
+
+def _by_cause(
+    gpu_faults: pl.LazyFrame,
+    migrations: pl.LazyFrame,
+    kernels: pl.LazyFrame,
+    copies: pl.LazyFrame,
+    memsets: pl.LazyFrame,
+) -> pl.DataFrame:
+    """Add up bytes of the causes of ``_SPLIT`` for each name of GPU work and each remainder."""
+    known = pl.col("start_ns").is_not_null()
+    moved = migrations.select(MIGRATION_READS).filter(known).collect()
+    if moved.n_unique(["pid", "device_id"]) > moved["pid"].n_unique():
+        # A copy to the CPU may be on its way to another GPU, and is laid to what ran there.
+        return _by_work(causes(gpu_faults, migrations, kernels, copies, memsets))
+    # Otherwise these causes are laid to prefetch calls and CPU page faults, whatever ran.
+    sums = moved.group_by("pid", "device_id").agg(**_sums())
+    parts = []
+    for work in dict.fromkeys(_LAID_TO.values()):
+        own = [name for name in _SPLIT if _LAID_TO[name.split("_")[1]] == work]
+        row = sums.select("pid", "device_id", *own, work=pl.lit(work, WORK))
+        parts.append(row.with_columns(name=pl.lit(None, pl.String)))
+    return pl.concat(parts, how="diagonal")
+
+
+def _by_work(found: Causes) -> pl.DataFrame:
+    """Do so with what each copy is laid to."""
+    rest = pl.DataFrame(
+        {"work": REMAINDERS.keys(), "running_id": REMAINDERS.values()},
+        schema={"work": WORK, "running_id": pl.Int64},
+    )
+    names = found.work.select("work", "name", running_id="work_id")
+    # The GPU that a copy is laid to may be another than that of its row.
+    own = found.moved.select("group", "running_id", "direction", "cause_id", "bytes")
+    return (
+        own.join(pl.concat([names, rest], how="diagonal"), on="running_id", how="left")
+        .join(found.groups.select("pid", "device_id", "group"), on="group", how="left")
+        .group_by(_ITEM)
+        .agg(**_sums())
+    )
+
+
+def _sums() -> dict[str, pl.Expr]:
+    leaves, size = pl.col("direction") == "dtoh", pl.col("bytes")
+    return {
+        figure: size.filter((leaves if out else ~leaves) & (pl.col("cause_id") == cause)).sum()
+        for figure, (out, cause) in _SPLIT.items()
+    }
 
 
 def _kept(

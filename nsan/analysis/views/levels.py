@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from nsan.analysis.views.compact import Compact
 from nsan.analysis.views.events import Events, Part
 from nsan.analysis.views.grids import Grid
 from nsan.analysis.views.sums import ROWS_AT_ONCE, Sums, add_rows
@@ -15,6 +19,15 @@ from nsan.uvm.constants import VA_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+SHAPES: Final = ((480, 220), (960, 440), (3840, 1760))
+"""Bins of time and place of each level, at most: the finest grid that a view draws, and finer."""
+
+_MOST_SHARE: Final = 0.4
+"""A level with more entries than this share of its rows is no help."""
+
+_LONGEST_WAIT_S: Final = 1.0
+"""Levels are made even while somebody never stops asking: one stretch of rows in this time."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,8 @@ class Level:
         Rows of each entry.
     amount, duration : array of Float64
         Their bytes or recorded faults, and their time in ns; exact below 2^53.
+    sized, timed : array of UInt32, or None
+        Rows of each entry of which amount and duration are known; None where all are.
     """
 
     times: Bins
@@ -83,12 +98,15 @@ class Level:
     n: NDArray[np.uint32]
     amount: NDArray[np.float64]
     duration: NDArray[np.float64]
+    sized: NDArray[np.uint32] | None
+    timed: NDArray[np.uint32] | None
 
     @property
     def n_bytes(self) -> int:
         """Memory, byte."""
         columns = (self.first, self.place, self.layer, self.n, self.amount, self.duration)
-        return sum(column.nbytes for column in columns)
+        known = sum(each.nbytes for each in (self.sized, self.timed) if each is not None)
+        return known + sum(column.nbytes for column in columns)
 
     @property
     def n_entries(self) -> int:
@@ -96,7 +114,15 @@ class Level:
         return len(self.place)
 
     @classmethod
-    def build(cls, part: Part, events: Events, shape: tuple[int, int]) -> Level:
+    def build(
+        cls,
+        part: Part,
+        events: Events,
+        shape: tuple[int, int],
+        *,
+        most: float = float("inf"),
+        pause: Callable[[], None] | None = None,
+    ) -> Level | None:
         """Add up the rows of a part that have a place.
 
         Parameters
@@ -107,20 +133,34 @@ class Level:
             Where they are from: gives the axes.
         shape : (int, int)
             Bins of time and of place, at most.
+        most : float, optional
+            Entries at most; no more rows are read once there are more.
+        pause : callable, optional
+            Called before each stretch of rows.
 
         Returns
         -------
-        Level
-            Its sums are those of the rows.
+        Level, or None
+            Its sums are those of the rows; None where it has too many entries.
         """
         times = Bins.of(events.extent, shape[0])
         places = Bins.of((0, max(1, events.addresses.total_bytes)), shape[1], VA_BLOCK_BYTES)
         layers = np.flatnonzero(np.bincount(part.layer, minlength=1))
         edges = np.searchsorted(part.start, times.edges)
-        made = [_Entries.of(part, span, places, layers) for span in _stretches(edges)]
+        made = []
+        for span in _stretches(edges):
+            if pause is not None:
+                pause()
+            made.append(_Entries.of(part, span, places, layers))
+            most -= int(made[-1].counts.sum())
+            if most < 0:
+                return None
         first = np.concatenate([[0], np.cumsum(np.concatenate([each.counts for each in made]))])
         columns = zip(*(each.columns for each in made), strict=True)
-        return cls(times, places, first, *(np.concatenate(column) for column in columns))
+        joined: list[Any] = [
+            None if column[0] is None else np.concatenate(column) for column in columns
+        ]
+        return cls(times, places, first, *joined)
 
     def add(self, sums: Sums, part: Part) -> None:
         """Add its rows to the cells of a grid.
@@ -193,11 +233,16 @@ class Level:
         if by in {"cause", "access"}:
             layer = self.layer[at[0]][at[1]]
             sums.value[:, cells] += sums.by_category(columns, cell, layer, amount)
+            if not part.amount.is_positive:
+                sums.count_categories(columns, cell, layer, n)
         elif part.table == "migrations":
             sums.size[cells] += np.bincount(cell, amount, length)
         if by == "latency":
-            sums.timed[cells] += found
             sums.value[0, cells] += np.bincount(cell, self.duration[at[0]][at[1]], length)
+        known = self.timed if by == "latency" else self.sized
+        if known is not None:
+            found = np.bincount(cell, known[at[0]][at[1]], length).astype(np.int64)
+        sums.known[cells] += found
 
     def is_enough(self, grid: Grid) -> bool:
         """Say whether its bins are fine enough for a grid: half as many as it has cells, each way."""
@@ -230,6 +275,82 @@ class Level:
         window, columns = _whole(self.times, grid.window, grid.columns)
         place, rows = _whole(self.places, grid.place, grid.rows)
         return Grid(window, place, columns, rows)
+
+
+class Levels:
+    """The levels of all tables, coarse ones first; each is made once.
+
+    Parameters
+    ----------
+    events : Events
+        Their rows.
+    least : int
+        Rows that a table has at least to be given levels.
+    """
+
+    def __init__(self, events: Events, least: int) -> None:
+        self.events, self.least = events, least
+        self._made: dict[tuple[str, int], Level | None] = {}
+        self._asked = 0
+        self._turn = threading.Condition()
+        self.is_warming = False
+        """Another thread makes them just now: who asks takes what is there."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory, byte."""
+        return sum(level.n_bytes for level in self.made().values())
+
+    def made(self) -> dict[tuple[str, int], Level]:
+        """List the levels that are there, by table and number."""
+        # Copied in one step: another thread may add one.
+        return {key: level for key, level in self._made.copy().items() if level}
+
+    def is_known(self, part: Part, at: int) -> bool:
+        """Say whether a level is made, or was found to be no help."""
+        if part.n_rows < self.least or (part.table, at) in self._made:
+            return True
+        # A finer level than one that is no help has no fewer entries.
+        coarser = (part.table, at - 1)
+        return coarser in self._made and self._made[coarser] is None
+
+    def get(self, part: Part, at: int) -> Level | None:
+        """Give a level of a table, made now if it has to be; None where it is no help."""
+        if not self.is_known(part, at):
+            self._make(part, at, None)
+        return self._made.get((part.table, at))
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Let the thread that makes levels wait for as long as this lasts."""
+        with self._turn:
+            self._asked += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._asked -= 1
+                self._turn.notify_all()
+
+    def warm(self) -> None:
+        """Make every level that helps, in the order in which zooms need them."""
+        self.is_warming = True
+        try:
+            for at in range(len(SHAPES)):
+                for part in self.events.parts.values():
+                    if not self.is_known(part, at):
+                        self._make(part, at, self._wait)
+        finally:
+            self.is_warming = False
+
+    def _make(self, part: Part, at: int, pause: Callable[[], None] | None) -> None:
+        most = _MOST_SHARE * part.n_rows if at else float("inf")
+        made = Level.build(part, self.events, SHAPES[at], most=most, pause=pause)
+        self._made[part.table, at] = made
+
+    def _wait(self) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: not self._asked, _LONGEST_WAIT_S)
 
 
 def _whole(bins: Bins, span: tuple[int, int], most: int) -> tuple[tuple[int, int], int]:
@@ -267,7 +388,7 @@ class _Entries:
     """Entries of a stretch of time: how many by bin of time, and their columns."""
 
     counts: NDArray[np.int64]
-    columns: tuple[NDArray[Any], ...]
+    columns: tuple[NDArray[Any] | None, ...]
 
     @classmethod
     def of(
@@ -278,11 +399,12 @@ class _Entries:
         rows = slice(int(edges[0]), int(edges[-1]))
         number = np.repeat(np.arange(n_bins), np.diff(edges))
         place, layer = part.place[rows], part.layer[rows]
-        amount, duration = part.amount.counted(rows), part.duration.counted(rows)
+        figures = [figure.counted(rows) for figure in (part.amount, part.duration)]
+        figures += [figure.known(rows) for figure in _in_part(part)]
         held = place != part.no_place
         if not held.all():
-            number, place, layer, amount, duration = (
-                each[held] for each in (number, place, layer, amount, duration)
+            number, place, layer, *figures = (
+                each[held] for each in (number, place, layer, *figures)
             )
         ranks = np.zeros(256, np.int64)
         ranks[layers] = np.arange(n_layers)
@@ -291,8 +413,15 @@ class _Entries:
         length = n_bins * places.n * n_layers
         n = np.bincount(key, minlength=length)
         found = np.flatnonzero(n)
-        sums = (np.bincount(key, each, length)[found] for each in (amount, duration))
+        sums = [np.bincount(key, each, length)[found] for each in figures]
+        known = iter([each.astype(np.uint32) for each in sums[2:]])
+        flags = (next(known) if each.has_unknown else None for each in (part.amount, part.duration))
         counts = np.bincount(found // (places.n * n_layers), minlength=n_bins)
         bins = (found // n_layers % places.n).astype(np.uint16)
         kinds = layers.astype(np.uint8)[found % n_layers]
-        return cls(counts, (bins, kinds, n[found].astype(np.uint32), *sums))
+        return cls(counts, (bins, kinds, n[found].astype(np.uint32), *sums[:2], *flags))
+
+
+def _in_part(part: Part) -> list[Compact]:
+    """List the figures of a part of which some are known and some are not."""
+    return [figure for figure in (part.amount, part.duration) if figure.has_unknown]

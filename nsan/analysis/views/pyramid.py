@@ -9,7 +9,7 @@ needed and then kept.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -17,15 +17,12 @@ import polars as pl
 from nsan.analysis.views.counts import RunningCounts
 from nsan.analysis.views.events import Events, Part
 from nsan.analysis.views.grids import By, Colouring, Grid
-from nsan.analysis.views.levels import Level
+from nsan.analysis.views.levels import SHAPES, Levels
 from nsan.analysis.views.sums import Rows, Sums, add_rows, inside, length_of, spread_rows
 from nsan.analysis.views.tables import MARKS, SELECTED, STRIP
 from nsan.uvm.constants import PAGE_BYTES
 
 Window = tuple[int, int]
-
-SHAPES: Final = ((480, 220), (960, 440), (3840, 1760))
-"""Bins of time and place of each level, at most: the finest grid that a view draws, and finer."""
 
 _FEW: Final = 700_000
 """Rows in a window up to which they are added up one by one: about 10 ms."""
@@ -36,11 +33,11 @@ _SEEN: Final = 0.15
 _SPREAD: Final = 3
 """What it costs to add up a copy and spread it over the cells of a fine grid, against adding it up."""
 
-_MOST_SHARE: Final = 0.4
-"""A level with more entries than this share of its rows is no help."""
-
 _PATIENCE: Final = 3
 """So many times ``_FEW`` rows are added up one by one rather than drawn in a grid that is too coarse."""
+
+_BRIEF: Final = 10
+"""So many times ``_FEW`` rows are added up one by one while levels are being made: about 100 ms."""
 
 _SAMPLE: Final = 4096
 
@@ -56,7 +53,9 @@ class Pyramid:
 
     def __init__(self, events: Events) -> None:
         self.events = events
-        self._levels: dict[tuple[str, int], Level | None] = {}
+        self._levels = Levels(events, _FEW // 4 + 1)
+        self._decided: tuple[Grid, Any, int | None] | None = None
+        """The grid that was fitted last, and the level for it: as it was decided, so it is filled."""
         self._counts: dict[str, RunningCounts] = {}
 
     @property
@@ -72,8 +71,18 @@ class Pyramid:
     @property
     def n_bytes(self) -> int:
         """Memory of the rows and of what has been added up so far, byte."""
-        levels = (level.n_bytes for level in self._levels.values() if level)
-        return self.events.n_bytes + sum(levels) + sum(c.n_bytes for c in self._counts.values())
+        counts = sum(count.n_bytes for count in self._counts.values())
+        return self.events.n_bytes + self._levels.n_bytes + counts
+
+    def warm(self) -> None:
+        """Add up what zooms will need, so that nobody waits for it; for a thread in the background.
+
+        Notes
+        -----
+        No lock is held: who asks meanwhile is answered from the rows and the levels that are there, and
+        the work here waits until that is done.
+        """
+        self._levels.warm()
 
     def layers_of(self, by: By) -> list[int]:
         """List the layers of which a colouring speaks: what ``n`` of its cells counts."""
@@ -121,16 +130,24 @@ class Pyramid:
         sums = Sums(grid, Colouring.of(by, self.events.layers, layers))
         if grid.is_empty:
             return sums.frame()
-        chosen = None if grid.is_fine else self._chosen(grid, sums.colouring)
+        with self._levels.asking():
+            self._fill(sums, (by, None if layers is None else frozenset(layers)))
+        return sums.frame()
+
+    def _fill(self, sums: Sums, asked: tuple[Any, ...]) -> None:
+        grid, decided = sums.grid, self._decided
+        if decided is not None and decided[:2] == (grid, asked):
+            chosen = decided[2]
+        else:
+            chosen = None if grid.is_fine else self._chosen(grid, sums.colouring)
         for part in self._parts(sums.colouring):
-            level = None if chosen is None else self._level(part, chosen)
+            level = None if chosen is None else self._levels.get(part, chosen)
             if level is not None:
                 level.add(sums, part)
             else:
                 add_rows(sums, part, part.between(*grid.window))
             if sums.is_spread and part.table == "migrations":
                 spread_rows(sums, part, part.between(*grid.window))
-        return sums.frame()
 
     def fitted(
         self,
@@ -166,12 +183,14 @@ class Pyramid:
         colouring = Colouring.of(by, self.events.layers, layers)
         if grid.is_empty:
             return grid.window, grid.place, (grid.columns, grid.rows)
-        if grid.is_fine:
-            grid = self._coarser(grid, colouring)
-        chosen = None if grid.is_fine else self._chosen(grid, colouring)
-        if chosen is not None:
-            made = (self._level(part, chosen) for part in self._parts(colouring))
-            grid = next(level for level in made if level).fitted(grid)
+        with self._levels.asking():
+            if grid.is_fine:
+                grid = self._coarser(grid, colouring)
+            chosen = None if grid.is_fine else self._chosen(grid, colouring)
+            if chosen is not None:
+                made = (self._levels.get(part, chosen) for part in self._parts(colouring))
+                grid = next(level for level in made if level).fitted(grid)
+        self._decided = grid, (by, None if layers is None else frozenset(layers)), chosen
         return grid.window, grid.place, (grid.columns, grid.rows)
 
     def _parts(self, colouring: Colouring) -> Iterator[Part]:
@@ -194,11 +213,22 @@ class Pyramid:
         )
         if cost <= _FEW:
             return None
-        for (table, at), level in self._levels.items():
-            if level and table in colouring.tables and level.fits(grid):
+        for (table, at), level in self._levels.made().items():
+            if table in colouring.tables and level.fits(grid) and self._is_there(at, colouring):
                 return at
+        return self._first_enough(grid, colouring, cost)
+
+    def _first_enough(self, grid: Grid, colouring: Colouring, cost: float) -> int | None:
+        """Choose the coarsest level that is fine enough, of those that nobody makes just now."""
+        is_long = cost > _FEW * _BRIEF
         for at in range(len(SHAPES)):
-            levels = [self._level(part, at) for part in self._parts(colouring)]
+            if (
+                self._levels.is_warming
+                and not self._is_there(at, colouring)
+                and (at or not is_long)
+            ):
+                return at - 1 if is_long else None
+            levels = [self._levels.get(part, at) for part in self._parts(colouring)]
             # A small table has no levels: its rows are added up one by one.
             useful = [level for level in levels if level]
             if not useful:
@@ -207,17 +237,9 @@ class Pyramid:
                 return at
         return at
 
-    def _level(self, part: Part, at: int) -> Level | None:
-        """Give a level of a table; it is made when it is first asked for, and kept if it helps."""
-        key = (part.table, at)
-        if key not in self._levels:
-            made = None
-            if part.n_rows > _FEW // 4:
-                made = Level.build(part, self.events, SHAPES[at])
-                if at and made.n_entries > _MOST_SHARE * part.n_rows:
-                    made = None
-            self._levels[key] = made
-        return self._levels[key]
+    def _is_there(self, at: int, colouring: Colouring) -> bool:
+        """Say whether nobody has to wait for a level of what a colouring speaks of."""
+        return all(self._levels.is_known(part, at) for part in self._parts(colouring))
 
     def marks(
         self,

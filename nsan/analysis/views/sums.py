@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from nsan.analysis.views.compact import Compact
 from nsan.analysis.views.events import Part
 from nsan.analysis.views.grids import Colouring, Grid
 from nsan.analysis.views.tables import CELLS
@@ -44,12 +45,15 @@ class Sums:
     n: NDArray[np.int64] = field(init=False)
     size: NDArray[np.float64] = field(init=False)
     value: NDArray[np.float64] = field(init=False)
-    timed: NDArray[np.int64] = field(init=False)
-    """Rows of which the time is known."""
+    known: NDArray[np.int64] = field(init=False)
+    """Rows of which the figure that is shown is known."""
+    rows_of: NDArray[np.int64] | None = field(init=False, default=None)
+    """Rows by category and cell, only of tables in which figures may be 0 or unknown: they say which
+    category a cell without any amount has."""
 
     def __post_init__(self) -> None:
         cells = self.grid.columns * self.grid.rows
-        self.n, self.timed = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+        self.n, self.known = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
         self.size = np.zeros(cells)
         self.value = np.zeros((len(self.colouring.categories), cells))
 
@@ -72,17 +76,27 @@ class Sums:
             cell = cell + (self.colouring.numbers * np.int64(length)).take(layer)
         return np.asarray(np.bincount(cell, amount, n * length).reshape(n, length))
 
+    def count_categories(
+        self, columns: tuple[int, int], cell: NDArray[np.int64], layer: NDArray[Any], n: Any = None
+    ) -> None:
+        """Count rows by category, as :meth:`by_category` adds amounts."""
+        if self.rows_of is None:
+            self.rows_of = np.zeros(self.value.shape, np.int64)
+        found = self.by_category(columns, cell, layer, n)
+        self.rows_of[:, self.cells(columns)] += found.astype(np.int64)
+
     def frame(self) -> pl.DataFrame:
         """Give the cells that hold something: ``CELLS``, by column and row."""
         by = self.colouring.by
         total = self.n.astype(float) if by == "density" else self.value.sum(axis=0)
         size = total if by == "cause" else self.size
         held = np.flatnonzero((self.n > 0) | (size > 0))
-        first = self.value[:, held].argmax(axis=0)
-        shown = total[held]
+        shown, known = total[held], self.known[held]
+        first = self._categories(held, shown)
         if by == "latency":
-            timed = self.timed[held]
-            shown = np.divide(shown, timed, where=timed > 0, out=np.full(len(held), np.nan))
+            shown = np.divide(shown, known, where=known > 0, out=np.full(len(held), np.nan))
+        elif by != "density":
+            shown = np.where((shown > 0) | (known > 0), shown, np.nan)
         names = pl.Series("category", self.colouring.categories, dtype=pl.String)
         found = pl.DataFrame(
             {
@@ -95,6 +109,14 @@ class Sums:
             }
         )
         return found.select(pl.col(name).cast(dtype) for name, dtype in CELLS.schema.items())
+
+    def _categories(self, held: NDArray[np.int64], total: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Give the category that has most in each cell: of the amounts, else of the rows."""
+        first = self.value[:, held].argmax(axis=0)
+        if self.rows_of is not None:
+            bare = np.flatnonzero(total == 0)
+            first[bare] = self.rows_of[:, held[bare]].argmax(axis=0)
+        return np.asarray(first)
 
 
 def inside(
@@ -206,7 +228,8 @@ def _add(sums: Sums, part: Part, rows: Rows, at: Columns) -> None:
     length = cells.stop - cells.start
     cell = at.number * sums.grid.rows
     cell += sums.grid.row_of(part.place[rows], part.shift)
-    sums.n[cells] += np.bincount(cell, minlength=length)
+    found = np.bincount(cell, minlength=length)
+    sums.n[cells] += found
     holds = part.table == "migrations" and not sums.is_spread
     if by == "access" or (by == "cause" and holds):
         amount = part.amount.counted(rows)
@@ -214,10 +237,21 @@ def _add(sums: Sums, part: Part, rows: Rows, at: Columns) -> None:
     elif holds:
         sums.size[cells] += np.bincount(cell, part.amount.counted(rows), length)
     if by == "latency":
-        duration = part.duration.values[rows]
-        known = duration >= 0
-        sums.timed[cells] += np.bincount(cell[known], minlength=length)
-        sums.value[0, cells] += np.bincount(cell[known], duration[known], length)
+        sums.known[cells] += _known(part.duration, rows, cell, found)
+        sums.value[0, cells] += np.bincount(cell, part.duration.counted(rows), length)
+    elif by != "density":
+        sums.known[cells] += _known(part.amount, rows, cell, found)
+        if not part.amount.is_positive:
+            sums.count_categories(columns, cell, part.layer[rows])
+
+
+def _known(
+    figures: Compact, rows: Rows, cell: NDArray[np.int64], n: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Count by cell the rows of which a figure is known; ``n`` counts all."""
+    if not figures.has_unknown:
+        return n
+    return np.bincount(cell[figures.known(rows)], minlength=len(n))
 
 
 def spread_rows(sums: Sums, part: Part, rows: tuple[int, int]) -> None:

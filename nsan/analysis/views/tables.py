@@ -97,7 +97,7 @@ CELLS: Final = Table(
         Column("column", pl.UInt16, "id", "Column, by time, from 0."),
         Column("row", pl.UInt16, "id", "Row, by place, from 0."),
         Column("category", pl.String, "label", "Cause or access that has most in the cell."),
-        Column("value", pl.Float64, "number", "What the colour shows; its unit is that of `by`."),
+        Column("value", pl.Float64, "number", "In the unit of `by`; null: known of no row."),
         Column("n", pl.Int64, "rows", "Events whose first byte lies here."),
         Column("bytes", pl.Int64, "byte", "Migrated bytes."),
     ),
