@@ -364,6 +364,8 @@ def test_a_kernel_that_is_picked_selects_what_starts_while_it_runs(two, traces):
         origin = explorer.scene.origin_ns
         assert go["window"][0] + origin <= kernel["start_ns"] < kernel["end_ns"]
         assert kernel["end_ns"] <= go["window"][1] + origin
+        # The browser follows, and does not say so: Python knows where it sent it.
+        assert explorer.window == tuple(side + origin for side in go["window"])
     browser.tell(kind="pick", what=None)
     assert explorer.panel == {}
     # The view stays where the last pick took it, and so do window and selection.
