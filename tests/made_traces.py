@@ -110,6 +110,10 @@ class Browser:
         assert (views[0][0]["view"], views[0][0]["id"]) == ("v", self.number)
         return views[0]
 
+    def sent(self, kind):
+        """Messages of a kind that Python sent so far."""
+        return [d["content"] for d, _ in self.comm.sent if d.get("content", {}).get("kind") == kind]
+
 
 def not_recorded(switch):
     """Say that a kind of event was switched off."""

@@ -21,6 +21,7 @@ import exports as x
 import numpy as np
 import polars as pl
 import pytest
+from made_traces import Browser
 from polars.testing import assert_frame_equal
 
 import nsan
@@ -43,59 +44,6 @@ PCA_OFF = MODEL / "pca_off" / "pca_off.sqlite"
 NO_FAULT_ROWS = x.REPOSITORY / "sample_data" / "um_vector_add_rtx4060l.sqlite"
 
 EVIL = "</script><img src=x onerror=alert(1)>{{7*7}}\u202e\x1b[31m\x00" + "A" * 20_000
-
-
-class Comm:
-    """The wire between a widget and its view: keeps what is sent, as JSON."""
-
-    comm_id = "test"
-
-    def __init__(self):
-        self.sent = []
-
-    def send(self, data=None, metadata=None, buffers=None):  # noqa: ARG002
-        self.sent.append((json.loads(json.dumps(data, allow_nan=False)), list(buffers or [])))
-
-    def on_msg(self, act):
-        self.act = act
-
-    def close(self, *_, **__):
-        pass
-
-
-class Browser:
-    """Plays the browser of one explorer."""
-
-    def __init__(self, explorer):
-        self.explorer, self.number = explorer, 0
-        self.comm = explorer.comm = Comm()
-
-    def tell(self, **content):
-        """Send a message and return what Python sent because of it."""
-        first = len(self.comm.sent)
-        content = json.loads(json.dumps(content))
-        self.comm.act(
-            {"content": {"data": {"method": "custom", "content": content}}, "buffers": []}
-        )
-        return [
-            (data["content"], buffers)
-            for data, buffers in self.comm.sent[first:]
-            if data["method"] == "custom"
-        ]
-
-    def look(self, window=None, place=None, by="cause", columns=480, rows=220):
-        """Ask for a view; return it and its buffers."""
-        self.number += 1
-        asked = {"window": window, "place": place, "by": by, "columns": columns, "rows": rows}
-        sent = self.tell(kind="look", view="v", id=self.number, **asked)
-        views = [each for each in sent if each[0]["kind"] == "view"]
-        assert len(views) == 1, self.explorer.error
-        assert (views[0][0]["view"], views[0][0]["id"]) == ("v", self.number)
-        return views[0]
-
-    def sent(self, kind):
-        """Messages of a kind that Python sent so far."""
-        return [d["content"] for d, _ in self.comm.sent if d.get("content", {}).get("kind") == kind]
 
 
 def opened(source, **options):
