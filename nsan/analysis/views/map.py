@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from nsan.analysis.catalog import analysis
-from nsan.analysis.nearest import nearest
 from nsan.analysis.result import PID, Result, derived, recorded
 from nsan.analysis.views.addresses import Addresses
+from nsan.analysis.views.copy_access import copy_access
 from nsan.analysis.views.rates import N_FAR, near_rows, round_width, stretch_columns
 from nsan.schema import ACCESS
 from nsan.uvm.constants import PAGE_BYTES
@@ -196,26 +197,18 @@ def _cells(
 
 
 def _with_access(moves: pl.DataFrame, faults: pl.DataFrame) -> pl.DataFrame:
-    """Give each copy by a GPU fault the access of the fault row in which it lies.
-
-    A fault row is a driver batch, and its copies start in (previous end, end]. One search is enough for
-    a picture; :mod:`nsan.analysis.driver.batches` checks more. Null where the copy reaches out of the row
-    that ends next, or rows of different accesses end together.
-    """
-    if faults.is_empty():
-        return moves.with_columns(access=pl.lit(None, ACCESS))
+    """Give each copy by a GPU fault the access of the fault row in which it lies (:func:`copy_access`)."""
+    moves = moves.sort("start_ns", maintain_order=True)
     keys = ["pid", "device_id"]
-    agreed = pl.when(pl.col("access").n_unique() == 1).then(pl.col("access").first())
-    rows = (
-        faults.lazy()
-        .select(*keys, row_start="start_ns", row_end="end_ns", access="access")
-        .drop_nulls("row_end")
-        .group_by(*keys, "row_end")
-        .agg(pl.col("row_start").min(), access=agreed)
-    )
-    placed = nearest(moves.lazy(), rows, on=("start_ns", "row_end"), by=keys, forward=True)
-    fits = (pl.col("start_ns") >= pl.col("row_start")) & (pl.col("end_ns") <= pl.col("row_end"))
-    return placed.with_columns(access=pl.when(fits).then("access")).collect()
+    both = pl.concat([moves.select(keys), faults.select(keys)])
+    owners = both.unique(maintain_order=True).with_row_index("owner")
+    placed = both.join(owners, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    owner = placed["owner"].to_numpy()
+    rows, found = copy_access(moves, faults, (owner[: moves.height], owner[moves.height :]))
+    access = np.full(moves.height, -1, np.int16)
+    access[rows] = found
+    known = pl.Series(access).replace(-1, None).cast(pl.UInt8).cat.to(ACCESS)
+    return moves.with_columns(access=known)
 
 
 def _events(moves: pl.DataFrame, faults: pl.DataFrame, addresses: Addresses) -> pl.DataFrame:
