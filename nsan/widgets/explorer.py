@@ -40,7 +40,7 @@ from nsan.widgets.configuring import BACKGROUND, configuration, offline_views, t
 from nsan.widgets.filters import checked
 from nsan.widgets.refaulted import find_refaults
 from nsan.widgets.scene import Scene
-from nsan.widgets.selecting import Pick, hover_lines, pick_of, rows_in
+from nsan.widgets.selecting import Pick, hover_lines, pick_of, selected
 
 if TYPE_CHECKING:
     import polars as pl
@@ -103,7 +103,7 @@ class Explorer(Sealed, anywidget.AnyWidget):
 
     def __init__(self, trace: Trace | Joined | str | Path, **options: Any) -> None:
         self._pick: Pick | None = None
-        self._cached: pl.DataFrame | None = None
+        self._cached: tuple[tuple[Any, ...], pl.DataFrame] | None = None
         self._lock = threading.RLock()
         self._found: Clusters | None = None
         self._from_browser = False
@@ -123,18 +123,18 @@ class Explorer(Sealed, anywidget.AnyWidget):
         self._is_made = True
 
     def selected_rows(self) -> pl.DataFrame:
-        """Compute :attr:`selection`; the rows are kept until it changes."""
-        if self._cached is None:
-            if self._pick is not None:
-                self._cached = self._pick.rows(self.scene)
-            else:
-                place = None if self.place == self.scene.places else self.place
-                self._cached = rows_in(self.scene, self.window, place)
-        return self._cached
+        """Compute :attr:`selection`; the rows are kept while what they follow from stays."""
+        # The browser is answered in another thread while a cell runs: no order of events tells.
+        window, place, pick, known = self.window, self.place, self._pick, self._cached
+        asked = (window, place, id(pick), self.scene.filters)
+        if known is None or known[0] != asked:
+            known = self._cached = (asked, selected(self.scene, pick, window, place))
+        return known[1]
 
     def _changed_selection(self) -> None:
         """Forget the rows and tell observers, who compute them only if they look."""
-        old, self._cached = self._cached, None
+        known, self._cached = self._cached, None
+        old = None if known is None else known[1]
         self.notify_change(Change(name="selection", old=old, owner=self, type="change"))
 
     def find_pick(self, asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -145,8 +145,6 @@ class Explorer(Sealed, anywidget.AnyWidget):
 
     @traitlets.observe("window", "place", "by")
     def _on_move(self, change: Mapping[str, Any]) -> None:
-        if change["name"] != "by":
-            self._cached = None
         if self._from_browser:
             return
         self._go(**{change["name"]: change["new"]})

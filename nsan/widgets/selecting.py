@@ -190,6 +190,13 @@ def rows_in(scene: Scene, window: Span, place: Span | None) -> pl.DataFrame:
     return found.select(SELECTED.schema.names())
 
 
+def selected(scene: Scene, pick: Pick | None, window: Span, place: Span) -> pl.DataFrame:
+    """Return the rows of what is picked, or else those in the window and stretch of the map."""
+    if pick is not None:
+        return pick.rows(scene)
+    return rows_in(scene, window, None if place == scene.places else place)
+
+
 def pick_of(scene: Scene, asked: Mapping[str, Any], clusters: Clusters | None) -> Pick:
     """Find what was picked.
 

@@ -322,6 +322,17 @@ def test_a_kernel_that_is_picked_selects_what_starts_while_it_runs(two, traces):
     same_rows(explorer.selection, plain(traces["two"]))
 
 
+def test_the_selection_is_that_of_the_window_while_the_browser_is_still_answered(traces, explorers):
+    """JupyterLab answers in a thread of its own: a cell may ask between two steps of an answer."""
+    explorer, _ = as_new(explorers["on"])
+    same_rows(explorer.selection, plain(traces["on"]))
+    start, end = explorer.scene.extent
+    middle = (start + end) // 2
+    with explorer.hold_trait_notifications():
+        explorer.window = (start, middle)
+        same_rows(explorer.selection, plain(traces["on"]).filter(pl.col("start_ns") < middle))
+
+
 def test_a_range_a_batch_and_a_cluster_can_be_picked(traces, explorers):
     trace = traces["on"]
     explorer, browser = as_new(explorers["on"])
