@@ -331,6 +331,7 @@ def test_the_selection_is_that_of_the_window_while_the_browser_is_still_answered
     with explorer.hold_trait_notifications():
         explorer.window = (start, middle)
         same_rows(explorer.selection, plain(traces["on"]).filter(pl.col("start_ns") < middle))
+    assert explorer.window == (start, middle)
 
 
 def test_a_range_a_batch_and_a_cluster_can_be_picked(traces, explorers):
