@@ -11,6 +11,7 @@ from nsan.analysis.catalog import find as find_analysis
 from nsan.analysis.result import KINDS, Result
 from nsan.errors import ExtraMissingError, UnknownNameError
 from nsan.info import MODELLED
+from nsan.tabular.notes import is_part, table_word
 from nsan.text import shortened
 
 if TYPE_CHECKING:
@@ -122,14 +123,9 @@ def _why_nothing(source: Source, chosen: Chart) -> str:
     """Say why no analysis has a row; a part of a capture says nothing about the whole."""
     reasons = [each.result.nothing for each in analyses_of(chosen)]
     reasons = [each for each in reasons if each != Result.nothing]
-    if _is_part(source):
+    if is_part(source):
         reasons.insert(0, "Nothing is in the part that was asked for.")
     return " ".join(dict.fromkeys(reasons or [Result.nothing]))
-
-
-def _is_part(source: Source) -> bool:
-    """Say whether filters chose a part of the capture."""
-    return bool(getattr(getattr(source, "trace", source), "is_filtered", False))
 
 
 def find(name: str) -> Chart:
@@ -268,7 +264,7 @@ def _origin(source: Source, chosen: Chart, pairs: list[tuple[Analysis, pl.DataFr
     snapshot = getattr(source, "snapshot", None)
     if snapshot is not None and chosen.subject == "joined":
         parts[0] += f" joined with {shortened(snapshot.info.source, 60)}"
-    if _is_part(source):
+    if is_part(source):
         parts.append("a part of the capture")
     if _KIND_NOTES[worst] and any(frame.height for _, frame in pairs):
         parts.append(_KIND_NOTES[worst])
@@ -286,6 +282,5 @@ def _not_recorded(source: Source, pairs: list[tuple[Analysis, pl.DataFrame]]) ->
         if found is None or found.answer == "recorded":
             continue
         what = "not recorded" if found.answer == "not_recorded" else "not known to be recorded"
-        name = kind.replace("_", " ").replace("gpu", "GPU").replace("cpu", "CPU")
-        notes.append(f"{name[0].upper()}{name[1:]}: {what} ({found.reason}).")
+        notes.append(f"{table_word(kind)}: {what} ({found.reason}).")
     return notes

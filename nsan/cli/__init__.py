@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import nsan
-from nsan.cli.render import complain
+from nsan.cli.terminal import complain
 from nsan.errors import NsanError, UsageError
 
 COMMANDS: Final = {

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.arguments import add_filters, add_output, add_verbosity
 from nsan.cli.output import write_document
-from nsan.cli.render import Field, Row, dash, name, table
 from nsan.cli.results import (
     add_analysis_options,
     add_by,
@@ -37,9 +36,10 @@ from nsan.cli.results import (
     refuse_filters,
     run_named,
 )
-from nsan.cli.tables import share
 from nsan.errors import UsageError
 from nsan.info import MODEL_KIND, MODELLED
+from nsan.tabular.text import Field, Row, dash, name, table
+from nsan.tabular.totals import share
 from nsan.text import safe
 from nsan.units import format_bytes, format_count, format_time
 

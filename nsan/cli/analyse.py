@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsan.cli.arguments import add_filters, add_output, add_verbosity, write_result
-from nsan.cli.render import Field, dash, json_text, table
 from nsan.cli.results import add_analysis_options, add_snapshot, run_named
 from nsan.errors import UsageError
+from nsan.tabular.text import Field, dash, json_text, table
 
 if TYPE_CHECKING:
     from nsan.analysis.catalog import Analysis

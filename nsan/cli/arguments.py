@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nsan.cli.render import complain, emit
+from nsan.cli.terminal import complain, emit
 from nsan.errors import (
     BrokenStoreError,
     OutputExistsError,

@@ -14,8 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal
 
-from nsan.cli.render import Field, coloured, json_text, table, word
+from nsan.cli.terminal import coloured
 from nsan.nsys_errors import NsysError
+from nsan.tabular.text import Field, json_text, table, word
 
 _PROBE_SECONDS: Final = 10
 

@@ -26,9 +26,10 @@ from nsan.cli.arguments import (
     write_file,
     write_result,
 )
-from nsan.cli.render import Field, complain, dash, json_text, table
 from nsan.cli.results import add_snapshot, joined_sources, refuse_filters
+from nsan.cli.terminal import complain
 from nsan.errors import BrokenStoreError, UsageError
+from nsan.tabular.text import Field, dash, json_text, table
 
 if TYPE_CHECKING:
     from nsan.analysing import Source

@@ -14,7 +14,7 @@ from typing import Final
 from nsan.cli.arguments import documented, none_here, um_status
 from nsan.cli.output import write_table
 from nsan.cli.results import add_analysis, add_by, refuse_analysis_options, run_named
-from nsan.cli.tables import FAULT_COLUMNS, FAULT_FIELDS, fault_rows, unanswered
+from nsan.tabular.totals import FAULT_COLUMNS, FAULT_FIELDS, fault_rows, unanswered
 
 BY: Final = {
     "access": "faults_by_access",

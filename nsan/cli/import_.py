@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from nsan.cli.arguments import add_verbosity, located, show_progress
-from nsan.cli.render import complain, emit
+from nsan.cli.terminal import complain, emit
 from nsan.units import format_bytes, format_count
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from nsan.cli.arguments import add_input, add_output, located, show_progress
 from nsan.cli.output import write_document
-from nsan.cli.render import Field, indented, name, table, word
 from nsan.cli.summary import gpu_lines, health_text
 from nsan.info import MODEL_KIND, MODELLED
+from nsan.tabular.text import Field, indented, name, table, word
 from nsan.text import safe
 from nsan.units import format_count
 

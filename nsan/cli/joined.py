@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.output import write_document
-from nsan.cli.render import Field, Row, dash, name, table
 from nsan.cli.results import joined_sources, plain_rows
-from nsan.cli.tables import share
 from nsan.info import MODEL_KIND, MODELLED
+from nsan.tabular.text import Field, Row, dash, name, table
+from nsan.tabular.totals import share
 from nsan.text import safe
 from nsan.units import format_bytes, format_count, format_time
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from nsan.cli.render import complain
+from nsan.cli.terminal import complain
 from nsan.errors import InputMissingError, NsanError, OutputWriteError
 
 _PARAMETER: Final = re.compile(r"^TRACE: str = .*?(?=  #|$)", re.MULTILINE)

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
-from nsan.cli.render import complain
+from nsan.cli.terminal import complain
 from nsan.errors import NsanError, UsageError
 from nsan.nsys_errors import RecorderNotFoundError
 

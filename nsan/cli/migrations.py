@@ -13,7 +13,7 @@ from typing import Final
 from nsan.cli.arguments import documented, none_here, um_status
 from nsan.cli.output import write_table
 from nsan.cli.results import add_analysis, add_by, refuse_analysis_options, run_named
-from nsan.cli.tables import MIGRATION_COLUMNS, MIGRATION_FIELDS, migration_rows, unanswered
+from nsan.tabular.totals import MIGRATION_COLUMNS, MIGRATION_FIELDS, migration_rows, unanswered
 
 BY: Final = {
     "cause": "migrations_by_cause",

@@ -31,8 +31,9 @@ from nsan.cli.model_arguments import (
     tell_of_compiling,
     training,
 )
-from nsan.cli.render import complain, emit, json_text
+from nsan.cli.terminal import complain, emit
 from nsan.errors import ExtraMissingError, UsageError
+from nsan.tabular.text import json_text
 from nsan.units import format_bytes, format_count, parse_size
 
 if TYPE_CHECKING:

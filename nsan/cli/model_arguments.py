@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nsan.cli.render import complain
+from nsan.cli.terminal import complain
 
 if TYPE_CHECKING:
     from nsan.model.settings import Settings

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.arguments import add_verbosity, show_progress
 from nsan.cli.model_arguments import add_driver, add_training, count, driver_settings, training
-from nsan.cli.render import Field, complain, dash, emit, json_text, table
+from nsan.cli.terminal import complain, emit
+from nsan.tabular.text import Field, dash, json_text, table
 from nsan.units import format_bytes, format_count, format_time
 
 if TYPE_CHECKING:

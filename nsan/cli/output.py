@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nsan.cli.arguments import write_file, write_result
-from nsan.cli.render import Field, Row, complain, csv_text, flat, json_text, table
+from nsan.cli.terminal import complain
 from nsan.errors import UsageError
+from nsan.tabular.text import Field, Row, csv_text, flat, json_text, table
 
 
 def write_table(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nsan.cli.arguments import add_output, add_verbosity, show_progress
 from nsan.cli.output import write_document, write_table
 from nsan.cli.pca_text import text_of
-from nsan.cli.render import complain
+from nsan.cli.terminal import complain
 from nsan.errors import OutputIsInputError, UsageError
 
 if TYPE_CHECKING:

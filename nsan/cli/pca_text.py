@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from nsan.cli.render import Field, Row, dash, name, table
+from nsan.tabular.text import Field, Row, dash, name, table
 from nsan.units import counted, format_bytes, format_count, format_time
 
 _FIGURES: Final = {

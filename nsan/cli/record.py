@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsan.cli.arguments import add_verbosity, show_progress, um_status
-from nsan.cli.render import complain, emit, json_text
 from nsan.cli.summary import summary_text
+from nsan.cli.terminal import complain, emit
 from nsan.errors import UsageError
+from nsan.tabular.text import json_text
 from nsan.units import NS_PER_S, format_time
 
 if TYPE_CHECKING:

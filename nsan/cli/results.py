@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,11 +19,11 @@ from nsan.cli.arguments import (
     write_file,
     write_result,
 )
-from nsan.cli.columns import fields_of, header_of, telling, too_wide, zero_columns
-from nsan.cli.render import complain, csv_text, json_text, table
-from nsan.cli.tables import unanswered
+from nsan.cli.terminal import complain, too_wide
 from nsan.errors import AnalysisError, BrokenStoreError, NsanError, UsageError
-from nsan.info import MODEL_KIND, MODELLED
+from nsan.tabular.columns import fields_of, header_of, telling, zero_columns
+from nsan.tabular.notes import few, kinds_in_words, notes_on
+from nsan.tabular.text import csv_text, json_text, table
 from nsan.units import format_address
 
 if TYPE_CHECKING:
@@ -32,11 +31,9 @@ if TYPE_CHECKING:
 
     from nsan.analysing import Source
     from nsan.analysis.catalog import Analysis
-    from nsan.analysis.result import Figure
     from nsan.joined import Joined
     from nsan.trace import Trace
 
-_WHAT: Final = {"trace": "capture", "snapshot": "snapshot", "joined": "capture"}
 _MOST_ROWS: Final = 20
 """Rows that people are shown unless they ask for more."""
 
@@ -288,7 +285,7 @@ def write_found(
     from nsan.analysing import kinds_of
 
     kinds = kinds_of(source, analysis, found)
-    notes = _notes(args, analysis, found, source)
+    notes = notes_on(source, analysis, found)
     if args.format == "json":
         write_result(args, json_text(_document(analysis, found, source, options, kinds)))
     elif args.format == "parquet":
@@ -358,38 +355,6 @@ def plain_rows(analysis: Analysis, found: pl.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def _notes(
-    args: argparse.Namespace, analysis: Analysis, found: pl.DataFrame, source: Source
-) -> list[str]:
-    """Say what the figures stand on, and what they lack."""
-    notes = []
-    if not found.height:
-        part = " in the part that was asked for" if is_filtered(args) else ""
-        notes.append(f"No row{part}. {analysis.result.nothing}")
-    info = source.info.to_dict()
-    if info["kind"] == MODEL_KIND:
-        notes.append(f"The {_WHAT[analysis.subject]} was {MODELLED}: every figure is the model's.")
-    said: dict[str, dict[str, Any]] = {"switches": {}, "reasons": {}, "capture": {}}
-    for kind in analysis.reads:
-        answer = info.get("capture", {}).get(kind)
-        if answer and answer["answer"] != "recorded":
-            said["capture"][kind] = answer["answer"]
-            said["switches"][kind], said["reasons"][kind] = answer["switch"], answer["reason"]
-            name = kind.replace("_", " ").replace("gpu", "GPU").replace("cpu", "CPU")
-            notes.append(f"{name[0].upper()}{name[1:]}: {unanswered(said, kind)}")
-    return notes
-
-
-def _kinds(columns: Iterable[Figure], kinds: Mapping[str, str]) -> str:
-    """Say the kind of each column, the most common one first and in one word."""
-    by_kind: dict[str, list[str]] = defaultdict(list)
-    for column in columns:
-        by_kind[kinds[column.name]].append(header_of(column))
-    most = max(by_kind, key=lambda kind: len(by_kind[kind]))
-    rest = [f"{kind}: {', '.join(names)}" for kind, names in by_kind.items() if kind != most]
-    return f"Figures are {most}" + (f", but {'; '.join(rest)}." if rest else ".")
-
-
 def _text(
     args: argparse.Namespace,
     analysis: Analysis,
@@ -414,19 +379,12 @@ def _text(
     if found.height > len(rows):
         more.append(f"{found.height - len(rows)} more rows (--rows N)")
     if hidden:
-        more.append(f"{len(hidden)} more columns (-v): {_few(f.header for f in hidden)}")
+        more.append(f"{len(hidden)} more columns (-v): {few(f.header for f in hidden)}")
     if zero:
-        more.append(f"0 in every row: {_few(map(header_of, zero))}")
+        more.append(f"0 in every row: {few(map(header_of, zero))}")
     if more:
         parts.append(f"({'; '.join(more)})")
     if rows:
         kept = {field.key for field in shown}
-        parts.append(_kinds((column for column in columns if column.name in kept), kinds))
+        parts.append(kinds_in_words((column for column in columns if column.name in kept), kinds))
     return "\n\n".join([*parts, *notes]) + "\n"
-
-
-def _few(names: Iterable[str], most: int = 6) -> str:
-    """List some names, and say how many others there are."""
-    known = list(names)
-    rest = len(known) - most
-    return ", ".join(known[:most]) + (f" and {rest} others" if rest > 0 else "")

@@ -19,10 +19,11 @@ from nsan.cli.arguments import (
     um_status,
 )
 from nsan.cli.output import write_document
-from nsan.cli.render import Field, coloured, indented, name, table
-from nsan.cli.tables import MIGRATION_FIELDS, migration_rows, unanswered
+from nsan.cli.terminal import coloured
 from nsan.health import NVPROF_KINDS
 from nsan.info import MODEL_KIND, MODELLED
+from nsan.tabular.text import Field, indented, name, table
+from nsan.tabular.totals import MIGRATION_FIELDS, migration_rows, unanswered
 from nsan.text import safe
 from nsan.units import counted, format_bytes, format_count, format_time
 

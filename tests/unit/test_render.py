@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsan.cli.render import Field, coloured, csv_text, flat, indented, json_text, table, word
+from nsan.cli.terminal import coloured
+from nsan.tabular.text import Field, csv_text, flat, indented, json_text, table, word
 from nsan.text import safe
 
 NAME = (Field("name", "Name", word, right=False), Field("n", "N", str))
@@ -150,7 +151,7 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr("nsan.cli.render.sys", SimpleNamespace(stdout=Terminal()))
+    monkeypatch.setattr("nsan.cli.terminal.sys", SimpleNamespace(stdout=Terminal()))
     return monkeypatch
 
 
@@ -174,5 +175,5 @@ def test_an_empty_no_color_asks_for_nothing(terminal):
 
 
 def test_no_colour_in_a_pipe(terminal):
-    terminal.setattr("nsan.cli.render.sys", SimpleNamespace(stdout=io.StringIO()))
+    terminal.setattr("nsan.cli.terminal.sys", SimpleNamespace(stdout=io.StringIO()))
     assert coloured("fail") == "fail"

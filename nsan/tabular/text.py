@@ -5,21 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nsan.errors import OutputWriteError
 from nsan.text import safe
 
 Row = Mapping[str, Any]
 
 _FORMULA: Final = re.compile(r"[=+@\t\r]|-(?!-)")
 _MARKDOWN: Final = re.compile(r"[\\`*_\[\]|!~#]")
-_COLOURS: Final = {"fail": "31", "warn": "33", "unknown": "36", "ok": "32"}
 
 
 @dataclass(frozen=True)
@@ -117,28 +113,6 @@ def flat(value: Any, prefix: str = "") -> list[dict[str, Any]]:
     return rows
 
 
-def coloured(status: str) -> str:
-    """Write a status, in colour where a person is likely to see it."""
-    unwanted = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    plain = unwanted or not sys.stdout.isatty()
-    return status if plain or status not in _COLOURS else f"\x1b[{_COLOURS[status]}m{status}\x1b[0m"
-
-
 def indented(text: str, by: str = "  ") -> str:
     """Indent every line."""
     return "\n".join(by + line if line else line for line in text.splitlines())
-
-
-def complain(message: object) -> None:
-    """Write a message to stderr, line by line, harmless whatever names it holds."""
-    lines = "\n".join(safe(line) for line in str(message).split("\n"))
-    if sys.stderr is not None:  # it may be closed
-        sys.stderr.write(f"nsan: {lines}\n")
-
-
-def emit(text: str) -> None:
-    """Write to stdout; a character that it cannot show becomes an escape, not an error."""
-    if sys.stdout is None:
-        raise OutputWriteError("standard output", "it is closed")
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))

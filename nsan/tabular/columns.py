@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from nsan.cli.render import Field, Row, dash
-from nsan.cli.tables import share
+from nsan.tabular.text import Field, dash
+from nsan.tabular.totals import share
 from nsan.text import cause_word, direction_word
 from nsan.units import format_address, format_bytes, format_count, format_rate, format_time
 
@@ -18,9 +16,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from nsan.analysis.result import Figure
-
-_PIPE_WIDTH: Final = 160
-_COLUMN_GAP: Final = 2
 
 
 def telling(columns: Iterable[Figure], found: pl.DataFrame) -> list[Figure]:
@@ -44,19 +39,6 @@ def zero_columns(columns: Iterable[Figure], found: pl.DataFrame) -> list[Figure]
         and found[column.name].null_count() == 0
         and (found[column.name] == 0).all()
     ]
-
-
-def too_wide(rows: Sequence[Row], fields: Sequence[Field]) -> list[Field]:
-    """Find the columns, from the right, that do not fit the terminal."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    room = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
-    used, hidden = 0, []
-    for field in fields:
-        width = max([len(field.header), *(len(field.write(row[field.key])) for row in rows)])
-        used += width + _COLUMN_GAP
-        if used - _COLUMN_GAP > room:
-            hidden.append(field)
-    return hidden
 
 
 _WRITERS: Final[dict[str, Callable[[Any], str]]] = {

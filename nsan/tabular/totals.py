@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nsan.cli.render import Field, dash, word
+from nsan.tabular.text import Field, dash, word
 from nsan.text import cause_word, direction_word
 from nsan.units import format_bytes, format_count, format_rate, format_time
 
