@@ -8,7 +8,7 @@ WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format soak bench samples pictures lab clean
+.PHONY: help demo test check format soak bench samples docs pictures lab clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -28,11 +28,15 @@ $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,lab]'
 	@touch $@
 
+$(VENV)/.report: $(VENV)/.base
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[report]'
+	@touch $@
+
 $(VENV)/.lab: $(VENV)/.base
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[lab]'
 	@touch $@
 
-demo: $(VENV)/.base ## Import captures and print their summaries
+demo: $(VENV)/.report ## Import captures, print their summaries, and write a report
 	$(BIN)/nsan import sample_data/um_vector_add_rtx4060l.sqlite -o demo-output/um_vector_add
 	@echo
 	$(BIN)/nsan summary demo-output/um_vector_add
@@ -60,6 +64,10 @@ demo: $(VENV)/.base ## Import captures and print their summaries
 	$(BIN)/nsan allocator sample_data/model/pca_on/pca_on.sqlite --snapshot sample_data/model/pca_on/snapshot.pickle
 	@echo
 	$(BIN)/nsan pca sample_data/model/pca_off sample_data/model/pca_on
+	@echo
+	@echo 'All of it as one file to send:'
+	@echo
+	$(BIN)/nsan report sample_data/model/pca_on/pca_on.sqlite -o demo-output/report.html --force-overwrite
 
 test: $(VENV)/.dev ## All tests with small counts and fixed seeds; what CI runs
 	$(BIN)/python -m pytest $(SPREAD) -p no:randomly
@@ -90,6 +98,9 @@ bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BE
 
 samples: $(VENV)/.dev ## Make the modelled traces of sample_data/model again, row for row
 	$(BIN)/nsan model samples -o sample_data/model --force-overwrite
+
+docs: $(VENV)/.base ## Print the reference pages of docs/ again, from the code
+	$(BIN)/python docs/generate.py
 
 pictures: $(VENV)/.dev ## Make the pictures of the README again; needs Chromium
 	$(BIN)/python docs/pictures.py

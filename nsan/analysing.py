@@ -79,7 +79,7 @@ _NEEDS: Final[dict[str, str]] = {
 }
 """Figures that count rows of a table: where it was not recorded they are unknown, never 0."""
 
-_SPLIT: Final = r"^(in_|out_)?(coherence|prefetch|user|eviction|evicted)_bytes$|^inclusive_evicted_bytes$|^n_faulted_pages$"
+_SPLIT: Final = r"^(in_|out_)?(coherence|prefetch|user|eviction|evicted)_bytes$|^inclusive_evicted_bytes$|^n_(faulted|distinct)_pages$|^n_(gpu|cpu)_copies$"
 """Figures that tell causes apart: where no cause was recorded they are unknown."""
 
 

@@ -30,7 +30,7 @@ _KIND_NOTES: Final = {
 }
 """What is said of figures, by the least certain kind among them."""
 
-_NOT_COUNTED: Final = {"id", "label", "text", "flag", "byte address"}
+NOT_COUNTED: Final = {"id", "label", "text", "flag", "byte address"}
 """Units of columns that name a row instead of measuring it."""
 
 
@@ -157,7 +157,7 @@ def _catalog() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "altair":
             raise
-        raise ExtraMissingError("Drawing a chart", "altair", "lab") from error
+        raise ExtraMissingError("Drawing a chart", "altair", "report") from error
     return catalog
 
 
@@ -256,7 +256,7 @@ def _origin(source: Source, chosen: Chart, pairs: list[tuple[Analysis, pl.DataFr
     for analysis, frame in pairs:
         of_column = kinds_of(source, analysis, frame)
         for column in analysis.result.columns:
-            counted = column.unit not in _NOT_COUNTED
+            counted = column.unit not in NOT_COUNTED
             if column.name in chosen.figures or (counted and not chosen.figures):
                 kinds.add(of_column[column.name])
     worst = max(kinds, key=KINDS.index, default="recorded")

@@ -34,7 +34,7 @@ def summary(trace: Trace | str | Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        The JSON contract (README): plain containers, times in ns, sizes in
+        The JSON contract (docs/json.md): plain containers, times in ns, sizes in
         bytes, addresses as hexadecimal text. What was not recorded, or could not be read, is None.
     """
     if isinstance(trace, str | Path):

@@ -230,7 +230,7 @@ class PluginError(NsanError):
         self.origin, self.problem = origin, problem
         super().__init__(
             f"The plug-in {origin} cannot be used: {problem}. "
-            "The README shows what an analysis of your own looks like."
+            "docs/analyses.md shows what an analysis of your own looks like."
         )
 
 

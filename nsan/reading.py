@@ -90,18 +90,49 @@ def _between(moved: Mapping[tuple[str, str], int]) -> list[str]:
     return [f"{format_bytes(between)} moved between GPUs."] if between else []
 
 
+def n_gpus(document: Mapping[str, Any]) -> int:
+    """Count the GPUs of a summary: two processes may each call another one their device 0.
+
+    Parameters
+    ----------
+    document : mapping
+        :func:`nsan.contract.summary`.
+
+    Returns
+    -------
+    int
+        GPUs that differ, as far as the recording tells.
+    """
+    return len({_gpu(device) for device in document["devices"]})
+
+
 def _gpu(device: Mapping[str, Any]) -> tuple[str, int]:
-    # Two processes may each call another GPU their device 0.
     if device["gpu_id"] is not None:
         return "gpu", device["gpu_id"]
     return "ordinal", device["device_id"]
 
 
-def _busy(document: Mapping[str, Any]) -> list[str]:
+def in_flight(document: Mapping[str, Any]) -> str:
+    """Say for how long migrations were in flight, a derived figure.
+
+    Parameters
+    ----------
+    document : mapping
+        :func:`nsan.contract.summary`.
+
+    Returns
+    -------
+    str
+        The sentence without its full stop; empty for a part of a capture, or where it is not known.
+    """
     busy, span = document["migrations"]["busy_ns"], document["duration_ns"]
     if not busy or not span or document["windows_ns"] is not None:
-        return []
-    n_gpus = len({_gpu(device) for device in document["devices"]})
-    of = "of the capture" if n_gpus <= 1 else f"of GPU time in the capture ({n_gpus} GPUs)"
-    share = busy / (span * max(n_gpus, 1))
-    return [f"Migrations were in flight for {format_time(busy)}, {share:.1%} {of} (derived)."]
+        return ""
+    n = max(n_gpus(document), 1)
+    of = "of the capture" if n == 1 else f"of GPU time in the capture ({n} GPUs)"
+    return f"Migrations were in flight for {format_time(busy)}, {busy / (span * n):.1%} {of}"
+
+
+def _busy(document: Mapping[str, Any]) -> list[str]:
+    said = in_flight(document)
+    return [f"{said} (derived)."] if said else []

@@ -9,11 +9,10 @@ from __future__ import annotations
 import html
 import json
 import os
-from base64 import b64encode
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from nsan.errors import (
     OutputWriteError,
     UsageError,
 )
+from nsan.offline import script_hash
 from nsan.text import safe, shortened
 
 SUFFIXES: Final = (".png", ".svg", ".pdf", ".json", ".html")
@@ -69,15 +69,20 @@ style-src 'unsafe-inline'; img-src data: blob:; font-src data:; base-uri 'none';
 </html>
 """
 
-# With `ast` Vega interprets its expressions: the page needs no right to make code of text.
-_START: Final = """
+EMBED_OPTIONS: Final = (
+    '{ mode: "vega-lite", renderer: "svg", actions: false, ast: true, loader: { http: {} } }'
+)
+"""What ``vegaEmbed`` is told, as JavaScript.
+
+With ``ast`` Vega interprets its expressions: a page needs no right to make code of text.
+"""
+
+_START: Final = f"""
 const spec = JSON.parse(document.getElementById("spec").textContent);
-const options = {
-  mode: "vega-lite", renderer: "svg", actions: false, ast: true, loader: { http: {} },
-};
-vegaEmbed("#chart", spec, options).catch((error) => {
+const options = {EMBED_OPTIONS};
+vegaEmbed("#chart", spec, options).catch((error) => {{
   document.getElementById("chart").textContent = "The chart cannot be drawn: " + error.message;
-});
+}});
 """
 
 
@@ -176,6 +181,36 @@ def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
     return spec
 
 
+def jpeg_of(svg: str, *, scale: float = 1.0, quality: int = 75) -> bytes:
+    """Draw a picture of a chart in pixels, small rather than sharp.
+
+    Parameters
+    ----------
+    svg : str
+        What :func:`rendered` gave for ".svg".
+    scale : float, default 1.0
+        Pixels for each pixel of the picture.
+    quality : int, default 75
+        Of 100.
+
+    Returns
+    -------
+    bytes
+        A JPEG.
+
+    Raises
+    ------
+    ChartError
+        If it cannot be drawn.
+    """
+    # No chart of nsan's has a picture within it; one that has could lead the renderer elsewhere.
+    alone = re.sub(r"<image\b[^>]*>", "", svg)
+    try:
+        return bytes(_vl_convert().svg_to_jpeg(alone, scale=scale, quality=quality))
+    except Exception as error:  # What it raises is not declared.
+        raise ChartError(str(error)) from error
+
+
 def check_format(suffix: str, scale: float) -> None:
     """Refuse a format that does not exist, or a scale that makes no sense.
 
@@ -230,12 +265,19 @@ def _vl_convert() -> Any:
     try:
         import vl_convert
     except ImportError as error:
-        raise ExtraMissingError("Saving a chart", "vl-convert-python", "lab") from error
+        raise ExtraMissingError("Saving a chart", "vl-convert-python", "report") from error
     return vl_convert
 
 
 @cache
-def _bundle() -> str:
+def bundle() -> str:
+    """Give the script that draws charts in a page, which has ``vegaEmbed`` then.
+
+    Returns
+    -------
+    str
+        JavaScript that may stand in a script element.
+    """
     # "</script" inside a script would end it; in the bundle it can only stand in a text.
     text = str(_vl_convert().javascript_bundle(vl_version=_version()))
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
@@ -266,17 +308,12 @@ def page(spec: dict[str, Any]) -> str:
         title=html.escape(safe(_title(spec))),
         ground=html.escape(str(ground), quote=True),
         text=look("dark" if dark else "light").text,
-        scripts=f"{_hash(_bundle())} {_hash(_START)}",
-        bundle=_bundle(),
+        scripts=f"{script_hash(bundle())} {script_hash(_START)}",
+        bundle=bundle(),
         start=_START,
         # In a script element only "<" can begin an end tag or a comment.
         spec=json.dumps(spec).replace("<", "\\u003c"),
     )
-
-
-def _hash(script: str) -> str:
-    """Name a script for the page's policy, which allows no other."""
-    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def _title(spec: dict[str, Any]) -> str:

@@ -20,6 +20,8 @@ from nsan.charts.theme import (
     exact_time,
     far_note,
     look,
+    name_text,
+    nothing,
     themed,
     time_axis,
     titled,
@@ -30,13 +32,15 @@ from nsan.units import counted, format_bytes
 
 @dataclass(frozen=True)
 class _Frame:
-    """What rows of bars share: time, its range, and size."""
+    """What rows of bars share: time, its range, and size; of two traces also time's title and the colours."""
 
     time: TimeAxis
     domain: list[float]
     unit: str
     width: int
     theme: Theme
+    time_title: str = ""
+    color: alt.Color | None = None
 
 
 @chart(
@@ -88,6 +92,89 @@ def migrations_over_time(
     )
 
 
+def migrations_of_two(
+    a: pl.DataFrame,
+    b: pl.DataFrame,
+    *,
+    names: tuple[str, str],
+    width: int = 640,
+    theme: Theme = "light",
+) -> Drawing:
+    """Draw bytes moved over time of two traces below each other, on one scale of time and one of bytes.
+
+    It draws two sources, so it is in no table of contents; :func:`nsan.report.side_by_side.traffic_of_two` draws it
+    for two traces.
+
+    Parameters
+    ----------
+    a, b : DataFrame, ``CAUSES_OVER_TIME``
+        Of each trace, in stretches of the same length.
+    names : (str, str)
+        What each is called.
+    width : int, default 640
+        Pixels of the drawn area.
+    theme : {"light", "dark"}
+        The ground.
+
+    Returns
+    -------
+    altair chart
+        Each from its own first copy on. Copies between GPUs are left out, and a note says so.
+    """
+    title = "Migrations over time, on one scale"
+    drawn = [each.filter(pl.col("direction").cast(pl.String) != "dtod") for each in (a, b)]
+    if all(each.is_empty() for each in drawn):
+        return nothing("Nothing moved in either.", title=title, width=width, theme=theme)
+    spans = [_span(each) for each in drawn]
+    longest = max(last - first for first, last in spans)
+    unit, size = byte_unit(max(_most(each) for each in drawn))
+    time = time_axis(0, longest)
+    rows = [
+        _prepared(each, TimeAxis(time.unit, time.ns, first), size)
+        for each, (first, _) in zip(drawn, spans, strict=True)
+    ]
+    shared = _Frame(
+        time,
+        [0, longest / time.ns],
+        unit,
+        width,
+        theme,
+        f"Time since the first copy of each, {time.unit}",
+        cause_color(pl.concat(rows), theme, width),
+    )
+    parts = [
+        _across(each, shared, labels=bool(place)).properties(title=_of(name, moved))
+        for place, (each, name, moved) in enumerate(zip(rows, names, drawn, strict=True))
+    ]
+    notes = [_stretch_note(drawn)]
+    if any(each.height < whole.height for each, whole in zip(drawn, (a, b), strict=True)):
+        notes.append("Copies between GPUs are left out.")
+    body = alt.vconcat(*parts, spacing=10).resolve_scale(y="shared", color="shared")
+    return themed(body.properties(title=titled(title, width, notes)), theme)
+
+
+def _span(moved: pl.DataFrame) -> tuple[int, int]:
+    first, last = moved.select(pl.min("start_ns"), pl.max("end_ns")).row(0)
+    return first or 0, last or 0
+
+
+def _most(moved: pl.DataFrame) -> int:
+    return moved.select((pl.col("before_bytes") + pl.col("bytes")).max()).item() or 0
+
+
+def _of(name: str, moved: pl.DataFrame) -> alt.TitleParams:
+    copies = counted(int(moved["n_migrations"].sum()), "copy", "copies")
+    said = f"{name_text(name)}: {format_bytes(int(moved['bytes'].sum()))} in {copies}"
+    return alt.TitleParams(said, fontSize=11, offset=4)
+
+
+def _stretch_note(drawn: list[pl.DataFrame]) -> str:
+    lengths = {each["end_ns"][0] - each["start_ns"][0] for each in drawn if each.height}
+    step = " and ".join(map(exact_time, sorted(lengths)))
+    far = "".join(far_note(each) for each in drawn if each.height)
+    return f"Bytes added up where copies start, in stretches of {step}.{far}"
+
+
 def _note(moved: pl.DataFrame) -> str:
     copies = counted(int(moved["n_migrations"].sum()), "copy", "copies")
     together = f", of {moved['n_gpus'][0]} GPUs together" * (moved["n_gpus"][0] > 1)
@@ -136,6 +223,7 @@ def _bars(
     scale = alt.Scale(domain=shared.domain, nice=False)
     axis = alt.Axis() if labels else alt.Axis(labels=False, ticks=False)
     x = time.axis("start", scale=scale, axis=axis)
+    x = x.title(shared.time_title) if shared.time_title else x
     bars = (
         alt.Chart(frame, width=shared.width, height=height)
         .mark_bar(binSpacing=0)
@@ -146,7 +234,7 @@ def _bars(
                 "low:Q", title=title, axis=alt.Axis(labelExpr="format(abs(datum.value), ',~g')")
             ),
             y2="high:Q",
-            color=cause_color(frame, shared.theme, shared.width),
+            color=shared.color or cause_color(frame, shared.theme, shared.width),
             tooltip=[
                 alt.Tooltip("start:Q", title=f"Start, {time.unit}", format=",.6~f"),
                 alt.Tooltip("direction:N", title="Direction"),

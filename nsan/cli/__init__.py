@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "allocator": "PyTorch's caching allocator, from a memory snapshot: use, fragmentation, what-ifs",
     "pca": "runs without and with PyTorch's caching allocator: what differs, and by which mechanism",
     "analyse": "run any analysis by name, nsan's or your own; --list is the table of contents",
+    "report": "one file to send: every section with tables and charts, as web page, notebook or PDF",
     "export": "a chart as SVG, PNG or PDF for a paper; --list shows the charts",
     "lab": "JupyterLab on a copy of the explore notebook",
     "record": "run a program under nsys and summarise its trace",

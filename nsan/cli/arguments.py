@@ -174,7 +174,7 @@ def write_file(args: argparse.Namespace, write: Callable[[Path], object]) -> Non
     UsageError, OutputExistsError, OutputIsInputError, OutputWriteError
         One for each way in which it goes wrong.
     """
-    path = _output_path(args)
+    path = output_path(args)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         write(beside)
@@ -186,15 +186,33 @@ def write_file(args: argparse.Namespace, write: Callable[[Path], object]) -> Non
             beside.unlink(missing_ok=True)
 
 
-def _output_path(args: argparse.Namespace) -> Path:
+def output_path(args: argparse.Namespace) -> Path:
+    """Return the file that was named, if it may be written: it is no input, and nothing is lost.
+
+    Parameters
+    ----------
+    args : Namespace
+        Output, whether it may be replaced, and the trace, which may not.
+
+    Returns
+    -------
+    Path
+        Where.
+
+    Raises
+    ------
+    UsageError, OutputExistsError, OutputIsInputError
+        If it may not.
+    """
     path: Path | None = args.output
     if path is None:
         msg = f"--format {args.format} needs a file: add -o FILE."
         raise UsageError(msg)
-    real, source = path.resolve(), args.trace.resolve()
-    logs = [source.with_name(source.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
-    if real in {source, *logs} or source in real.parents:
-        raise OutputIsInputError(path)
+    if args.trace is not None:
+        real, source = path.resolve(), args.trace.resolve()
+        logs = [source.with_name(source.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
+        if real in {source, *logs} or source in real.parents:
+            raise OutputIsInputError(path)
     if path.exists() and not args.force_overwrite:
         raise OutputExistsError(path)
     return path

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from nsan.cli.terminal import coloured
+from nsan.errors import NsanError
 from nsan.nsys_errors import NsysError
 from nsan.tabular.text import Field, json_text, table, word
 
@@ -69,21 +70,18 @@ def _findings() -> Iterator[Finding]:
         ("polars", "reads and analyses traces", ""),
         ("scipy", "clusters and fits", ""),
         ("jupyterlab", "explore a trace in a notebook", "lab"),
-        ("papermill", "reports", "lab"),
+        ("papermill", "reports", "report"),
         ("anywidget", "the explorer in a notebook", "lab"),
-        ("altair", "charts", "lab"),
-        ("vl-convert-python", "charts as PNG, SVG, PDF", "lab"),
+        ("altair", "charts", "report"),
+        ("vl-convert-python", "charts as PNG, SVG, PDF", "report"),
         ("numba", "the driver model", "model"),
         ("dask", "many traces at once", "scale"),
     ):
         yield _package(package, purpose, extra)
     yield _nsys()
-    chromium = (
-        shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
+    yield _program(
+        "Chromium", _chromium(), "PDF reports", "install chromium from your distribution"
     )
-    yield _program("Chromium", chromium, "PDF reports", "install chromium from your distribution")
     yield _program(
         "nvcc", shutil.which("nvcc"), "build the microbenchmark", "install the CUDA toolkit"
     )
@@ -97,6 +95,15 @@ def _package(name: str, purpose: str, extra: str) -> Finding:
         return Finding(name, "ok", metadata.version(name), purpose, get)
     except metadata.PackageNotFoundError:
         return Finding(name, "missing", "-", purpose, get)
+
+
+def _chromium() -> str | None:
+    from nsan.report.pdf import find_chromium
+
+    try:
+        return str(find_chromium())
+    except NsanError:
+        return None
 
 
 def _nsys() -> Finding:

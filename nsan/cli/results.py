@@ -84,7 +84,7 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_snapshot(parser: argparse.ArgumentParser) -> None:
+def add_snapshot(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the memory snapshot that a trace is joined with."""
     parser.add_argument(
         "--snapshot",
@@ -101,7 +101,9 @@ def add_by(parser: argparse.ArgumentParser, choices: Mapping[str, str], default:
         "--by",
         choices=list(choices),
         default=default,
-        help=f"what one row is; default: {default}",
+        # As a metavar they would make one line too long for a terminal.
+        metavar="WHAT",
+        help=f"what one row is, default {default}: {', '.join(choices)}",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,10 +12,10 @@ from typing import Final
 import polars as pl
 
 from nsan.io.sqlite_file import CellType, SqliteFile
-from nsan.model.making import Recipe, make, oversubscribed, peak_bytes
+from nsan.model.making import ABOUT, SNAPSHOT, TRUTH, Recipe, make, oversubscribed, peak_bytes
 from nsan.model.settings import Settings
 from nsan.model.size import Size
-from nsan.model.sweep import Case
+from nsan.model.sweep import Case, cases
 from nsan.model.sweep import recipe as training_recipe
 from nsan.model.workloads import network, workload
 from nsan.model.workloads.training import TrainingRun
@@ -78,6 +78,33 @@ class TrainingSample:
         return (
             f"nsan model run {self.network} {sizes} --allocator {self.case.allocator} "
             f"--oversubscription-factor {self.case.factor} -o {name}"
+        )
+
+
+@dataclass(frozen=True)
+class SweepSample:
+    """Traces of one training under several conditions: what they show, the network, factors and allocators."""
+
+    shows: str
+    network: str
+    training: TrainingRun
+    factors: tuple[float, ...]
+    allocators: tuple[str, ...] = ("raw", "caching")
+
+    def cases(self) -> list[Case]:
+        """List its runs."""
+        return cases(self.factors, self.allocators, ("none",))
+
+    def recipe(self, case: Case) -> Recipe:
+        """Say how one of its runs is made."""
+        return training_recipe(network(self.network), self.training, Settings(), case)
+
+    def command(self, name: str) -> str:
+        """Give the command line that makes the same traces, with more beside them."""
+        factors = ",".join(f"{factor:g}" for factor in self.factors)
+        return (
+            f"nsan model sweep {self.network} --batch {self.training.batch} --steps {self.training.steps} "
+            f"--factors {factors} -o {name}"
         )
 
 
@@ -146,6 +173,20 @@ SAMPLES: Final[dict[str, Sample | TrainingSample]] = {
 }
 """Samples by name."""
 
+SWEEPS: Final[dict[str, SweepSample]] = {
+    "pca_sweep": SweepSample(
+        "three training steps of a small ResNet without and with PyTorch's caching allocator, from GPU memory "
+        "that is enough to half of what is needed: with the cache fewer fault rows and shorter steps, but more traffic",
+        "resnet-8",
+        TrainingRun(batch=64, steps=3),
+        (0.8, 1.1, 1.3, 1.5, 2.0),
+    ),
+}
+"""Samples of several runs each, by name: a folder for each run."""
+
+KEPT_TRUTH: Final = ("batches", "evictions", "refaults")
+"""Tables of the truth that runs of a sweep keep: all of them together would be too large to ship."""
+
 
 def make_samples(
     folder: Path, *, overwrite: bool = False, tell: Callable[[str], None] | None = None
@@ -164,7 +205,8 @@ def make_samples(
     Returns
     -------
     dict
-        By sample, then by table: SHA-256 of its rows. Every machine gets the same.
+        By sample (of a sweep: by ``SWEEP/RUN``), then by table: SHA-256 of its rows. Every machine gets the
+        same.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hashes = {}
@@ -173,9 +215,56 @@ def make_samples(
             tell(name)
         make(sample.recipe(), folder / name, overwrite=overwrite)
         hashes[name] = table_hashes(folder / name)
+    for name, sweep in SWEEPS.items():
+        if tell:
+            tell(name)
+        hashes |= make_sweep(sweep, sweep.cases(), folder / name, overwrite=overwrite)
     text = json.dumps(hashes, indent=2, sort_keys=True) + "\n"
     (folder / HASHES).write_text(text, encoding="utf-8")
     return hashes
+
+
+def make_sweep(
+    sweep: SweepSample, wanted: Iterable[Case], folder: Path, *, overwrite: bool = False
+) -> dict[str, dict[str, str]]:
+    """Make runs of a sweep, and keep of each what a reader needs.
+
+    Parameters
+    ----------
+    sweep : SweepSample
+        The sweep.
+    wanted : iterable of Case
+        Which of its runs.
+    folder : Path
+        Gets a folder per run.
+    overwrite : bool, default False
+        Replace runs that are there.
+
+    Returns
+    -------
+    dict
+        By ``SWEEP/RUN``, then by table: SHA-256 of its rows.
+    """
+    hashes = {}
+    for case in wanted:
+        place = folder / case.folder
+        make(sweep.recipe(case), place, overwrite=overwrite)
+        _thin(place, has_cache=case.allocator != "raw")
+        hashes[f"{folder.name}/{case.folder}"] = table_hashes(place)
+    return hashes
+
+
+def _thin(folder: Path, *, has_cache: bool) -> None:
+    """Leave out what no reader of a sweep asks for, and say so in what the run says of itself."""
+    for file in (folder / TRUTH).glob("*.parquet"):
+        if file.stem not in KEPT_TRUTH:
+            file.unlink()
+    if not has_cache:  # each tensor is an allocation of its own: the trace says all
+        (folder / SNAPSHOT).unlink()
+    place = folder / ABOUT
+    about = json.loads(place.read_text(encoding="utf-8"))
+    about["truth"] = {name: about["truth"][name] for name in KEPT_TRUTH}
+    place.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 def table_hashes(folder: Path) -> dict[str, str]:

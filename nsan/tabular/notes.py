@@ -81,7 +81,11 @@ def table_word(kind: str) -> str:
     >>> table_word("gpu_faults")
     'GPU faults'
     """
-    name = kind.replace("_", " ").replace("gpu", "GPU").replace("cpu", "CPU")
+    if kind == "nvtx":
+        return "NVTX ranges"
+    name = (
+        kind.replace("_", " ").replace("gpu", "GPU").replace("cpu", "CPU").replace("nvtx", "NVTX")
+    )
     return name[0].upper() + name[1:]
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from nsan.charts.palette import ACCESSES, CAUSES, Shade
 from nsan.errors import UsageError
 from nsan.info import MODEL_KIND, MODELLED
+from nsan.offline import packed
 from nsan.schema import TABLES
 from nsan.text import cause_word, shortened
 from nsan.units import counted, format_address, format_bytes, format_time
 from nsan.widgets.facts import FAULT_WORDS
 from nsan.widgets.filters import KEYS, said
 from nsan.widgets.names import fitting
-from nsan.widgets.page import packed
 from nsan.widgets.scene import BYS, OVERVIEW_COLUMNS, OVERVIEW_SHAPE, Scene
 from nsan.widgets.selecting import pick_of
 from nsan.widgets.strips import Unsized
@@ -244,7 +244,7 @@ def offline_views(
     for by in BYS:
         high = top(scene.extent, by, OVERVIEW_SHAPE) if top else None
         message, buffers = scene.view(scene.extent, scene.places, by, OVERVIEW_SHAPE, high=high)
-        views[by] = {"message": message, "buffers": packed(buffers)}
+        views[by] = {"message": message, "buffers": [packed(each) for each in buffers]}
     rows = clusters.rows[:MOST_PANELS] if clusters else []
     panels = {}
     for number, _ in enumerate(rows):

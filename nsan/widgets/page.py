@@ -6,18 +6,16 @@ the page's policy allows the one script and the one style of this file, by their
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import html
 import json
 import os
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from nsan.errors import NsanError, OutputExistsError, OutputWriteError, UsageError
+from nsan.offline import script_hash
 from nsan.text import shortened
 
 _SUFFIXES: Final = (".html", ".htm")
@@ -66,30 +64,9 @@ class PageWriteError(OutputWriteError):
         NsanError.__init__(self, msg)
 
 
-def _hash(text: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
-
-
 def _inlined(source: str, tag: str) -> str:
     """Keep text of our own from ending the element that holds it."""
     return source.replace(f"</{tag}", f"<\\/{tag}")
-
-
-def packed(buffers: Iterable[bytes]) -> list[str]:
-    """Deflate buffers and write them as text.
-
-    Parameters
-    ----------
-    buffers : iterable of bytes
-        Rasters.
-
-    Returns
-    -------
-    list of str
-        Base64 of what zlib made of each; ``DecompressionStream("deflate")`` reads it.
-    """
-    return [base64.b64encode(zlib.compress(each, 9)).decode() for each in buffers]
 
 
 def page(title: str, copies: Iterable[Mapping[str, Any]], script: str, style: str) -> str:
@@ -122,7 +99,7 @@ def page(title: str, copies: Iterable[Mapping[str, Any]], script: str, style: st
     code = _inlined(script, "script") + "\n" + "\n".join(starts) + "\n"
     looks = _inlined(style, "style") + _PAGE_STYLE
     policy = (
-        f"default-src 'none'; script-src {_hash(code)}; style-src {_hash(looks)}; "
+        f"default-src 'none'; script-src {script_hash(code)}; style-src {script_hash(looks)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     return _PAGE.format(

@@ -171,5 +171,5 @@ def test_without_altair_one_message_says_what_to_install(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode == 1
-    assert "pip install 'nsan[lab]'" in done.stderr
+    assert "pip install 'nsan[report]'" in done.stderr
     assert "Traceback" not in done.stderr

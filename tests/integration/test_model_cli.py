@@ -9,6 +9,7 @@ from contextlib import closing
 import exports as x
 import polars as pl
 import pytest
+from readme import blocks
 
 import nsan
 from nsan.cli import main
@@ -167,11 +168,10 @@ def test_old_machine_code_is_tidied_away_and_nothing_else(tmp_path, monkeypatch)
     jit._cache_folder.cache_clear()
 
 
-def test_the_program_in_the_read_me_runs(tmp_path, monkeypatch):
-    text = (x.REPOSITORY / "README.md").read_text()
-    code = text.partition("## Model")[2].partition("```python\n")[2].partition("```")[0]
+def test_the_program_in_the_guide_runs(tmp_path, monkeypatch):
+    (code,) = blocks("docs/model.md", "python")
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, "docs/model.md", "exec"), {})
     assert nsan.summary(tmp_path / "mine" / "mine.sqlite")["migrations"]["htod_bytes"] == 8 * x.MIB
 
 

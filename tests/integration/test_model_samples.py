@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -11,10 +13,20 @@ import polars as pl
 import pytest
 
 import nsan
-from nsan.model.samples import HASHES, SAMPLES, make_samples, table_hashes
+from nsan.model.samples import (
+    HASHES,
+    KEPT_TRUTH,
+    SAMPLES,
+    SWEEPS,
+    make_samples,
+    make_sweep,
+    table_hashes,
+)
 
 FOLDER = x.REPOSITORY / "sample_data" / "model"
 NAMES = sorted(SAMPLES)
+RUNS = [f"{name}/{case.folder}" for name, sweep in SWEEPS.items() for case in sweep.cases()]
+SOAK = os.environ.get("NSAN_SOAK") == "1"
 
 
 def _export(name):
@@ -39,20 +51,37 @@ def traces(tmp_path_factory):
     }
 
 
-def test_the_samples_are_made_again_row_for_row(tmp_path):
-    made = make_samples(tmp_path / "model")
-    assert made == json.loads((FOLDER / HASHES).read_text())
-    assert set(made) == set(NAMES)
+def test_the_samples_are_made_again_row_for_row(tmp_path, monkeypatch):
+    noted = json.loads((FOLDER / HASHES).read_text())
+    assert set(noted) == {*NAMES, *RUNS}
+    if not SOAK:  # all runs of the sweep are left to `make soak` and `make samples`
+        monkeypatch.setattr("nsan.model.samples.SWEEPS", {})
+        noted = {name: noted[name] for name in NAMES}
+    assert make_samples(tmp_path / "model") == noted
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SWEEPS)
+def test_runs_of_a_sweep_are_made_again_row_for_row_over_those_that_are_there(name, tmp_path):
+    """The two that move most."""
+    shutil.copytree(FOLDER / name, tmp_path / name)
+    wanted = SWEEPS[name].cases()[-2:]
+    made = make_sweep(SWEEPS[name], wanted, tmp_path / name, overwrite=True)
+    noted = json.loads((FOLDER / HASHES).read_text())
+    assert made == {run: noted[run] for run in RUNS[-2:]}
+    for run in (tmp_path / name).iterdir():
+        there = {path.name for path in (FOLDER / name / run.name).rglob("*")}
+        assert {path.name for path in run.rglob("*")} == there
+        about = json.loads((run / "model.json").read_text())
+        assert {path.stem for path in (run / "truth").iterdir()} == {*about["truth"], *KEPT_TRUTH}
+        assert (run / "snapshot.pickle").exists() is (about["allocator"]["kind"] != "raw")
+
+
+@pytest.mark.parametrize("name", [*NAMES, *RUNS])
 def test_the_noted_hashes_are_those_of_the_files(name):
     assert table_hashes(FOLDER / name) == json.loads((FOLDER / HASHES).read_text())[name]
 
 
 def test_a_changed_cell_changes_the_hash_of_its_table_only(tmp_path):
-    import shutil
-
     copy = tmp_path / "stream"
     shutil.copytree(FOLDER / "stream", copy)
     before = table_hashes(copy)
@@ -213,9 +242,20 @@ def test_each_sample_shows_what_it_is_for():
         assert _truth(name, "tensor_moves")["is_dead"].any() is has_cache
 
 
+@pytest.mark.parametrize("run", RUNS)
+def test_fault_rows_of_a_run_of_a_sweep_are_the_batches_of_its_truth(run):
+    place = FOLDER / run
+    sql = f"SELECT address, numberOfPageFaults FROM {x.GPU_FAULTS} ORDER BY end"
+    with closing(sqlite3.connect(f"file:{place / place.name}.sqlite?mode=ro", uri=True)) as export:
+        recorded = export.execute(sql).fetchall()
+    batches = pl.read_parquet(place / "truth" / "batches.parquet").sort("end_ns")
+    assert recorded == batches.select("va", "n_page_faults").rows()
+    assert json.loads((place / "model.json").read_text())["kind"] == "modelled"
+
+
 def test_the_read_me_names_every_sample_and_the_command_that_makes_it():
     text = (x.REPOSITORY / "sample_data" / "README.md").read_text()
-    for name, sample in SAMPLES.items():
+    for name, sample in {**SAMPLES, **SWEEPS}.items():
         assert f"`{name}`" in text
         assert f"`{sample.command(name)}`" in text
         assert sample.shows in text

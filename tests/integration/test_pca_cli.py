@@ -14,7 +14,6 @@ from nsan.analysis.pca.decomposition import decomposition
 from nsan.analysis.pca.ratios import warm_steps
 from nsan.cli import main
 from nsan.cli.pca import COLUMNS, table_rows
-from nsan.cli.pca_text import text_of
 from nsan.model.hints import Hint
 from nsan.model.making import Recipe, make, oversubscribed
 from nsan.model.networks import tensors as t
@@ -22,6 +21,7 @@ from nsan.model.placing import placed
 from nsan.model.settings import Settings
 from nsan.pca_found import find_runs
 from nsan.pca_runs import open_run
+from nsan.pca_text import text_of
 from nsan.units import MIB, format_bytes
 from nsan.uvm.constants import VA_BLOCK_BYTES
 

@@ -236,6 +236,9 @@ def test_charts_never_group_or_join():
         ("vl_convert", "charts"),
         ("ipywidgets", "widgets"),
         ("anywidget", "widgets"),
+        ("papermill", "report"),
+        ("nbconvert", "report"),
+        ("nbformat", "report"),
     ],
 )
 def test_a_library_of_views_is_imported_in_one_place(library, home):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nsan.errors import ProgramError
-from nsan.model.networks import NETWORKS, Training, training_program
+from nsan.model.networks import NETWORKS, SMALL, Training, training_program
 from nsan.model.networks.layers import Embeddings, Linear, Sequence, Table, states, walk
 from nsan.model.networks.tensors import (
     Compute,
@@ -102,6 +102,24 @@ def test_resnet_50_has_the_parameters_of_its_blocks():
     assert stem + stage_1 + stage_2 + stage_3 + stage_4 + head == RESNET_50
     program = built("resnet-50", steps=1, batch=1)
     assert program.facts["parameter_count"] == RESNET_50
+
+
+def test_resnet_8_has_the_parameters_of_its_blocks_and_saves_their_outputs():
+    # Convolutions of 3 x 3 with a norm each; two blocks have a projection of 1 x 1 with a norm.
+    stem, stage_1 = 27 * 16 + 32, 2 * (144 * 16 + 32)
+    stage_2 = 144 * 32 + 288 * 32 + 16 * 32 + 3 * 64
+    stage_3 = 288 * 64 + 576 * 64 + 32 * 64 + 3 * 128
+    parameters = stem + stage_1 + stage_2 + stage_3 + 64 * 10 + 10
+    assert parameters == 78_042
+    (network,) = SMALL
+    program = network.build(steps=1, batch=3)
+    assert program.facts["parameter_count"] == parameters
+    # A convolution's output is saved by its norm, a ReLU's result by the next convolution.
+    elements = 6 * 16 * 32**2 + 5 * 32 * 16**2 + 5 * 64 * 8**2
+    per_image = 4 * elements + 4 * 64 + 2 * 4 * 10
+    statistics = 2 * 4 * (3 * 16 + 3 * 32 + 3 * 64)
+    assert program.facts["per_step"][0]["saved_bytes"] == 3 * per_image + statistics + 8
+    assert check(program) == []
 
 
 def test_running_statistics_are_buffers_and_not_parameters():

@@ -28,6 +28,7 @@ from nsan.analysis.driver.from_copies import with_group
 from nsan.analysis.driver.outcomes import OUTCOME, with_outcome
 from nsan.analysis.driver.pushes import with_push_id
 from nsan.analysis.driver.staging import first_legs
+from nsan.analysis.keeping import once
 from nsan.analysis.nearest import nearest
 from nsan.analysis.result import DEVICE, KIND, PID, Result, derived, reconstructed, recorded
 from nsan.schema import ACCESS
@@ -120,7 +121,8 @@ def batches(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
         and GPU are batches (or share the end of their batch) and the copies fit the row;
         reconstructed from copies alone otherwise. Figures of rows are null there.
     """
-    return BATCHES.from_rows(lambda: _batches(_parts(gpu_faults, migrations)))
+    read = _read(gpu_faults, migrations)
+    return BATCHES.from_rows(lambda: once("batches", lambda: _batches(_kept_parts(*read)), *read))
 
 
 def with_batch_id(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
@@ -142,7 +144,7 @@ def with_batch_id(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
     """
 
     def build() -> pl.DataFrame:
-        parts = _parts(gpu_faults, migrations)
+        parts = _kept_parts(*_read(gpu_faults, migrations))
         same = [*KEYS, "end_ns", "from_row"]
         ids = _numbered(parts).select(*same, "batch_id")
         known = parts.copies.rename({"batch_end": "end_ns"}).join(ids, on=same, nulls_equal=True)
@@ -155,19 +157,26 @@ def with_batch_id(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
     return pl.defer(build, schema={**columns, **ids})
 
 
+def _read(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> tuple[pl.LazyFrame, pl.LazyFrame]:
+    return gpu_faults.select(ROW_READS), migrations.select(BATCH_READS["migrations"])
+
+
+def _kept_parts(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> _Parts:
+    read = (gpu_faults, migrations)
+    return once("parts of batches", lambda: _parts(*read), *read)
+
+
 def _parts(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> _Parts:
     """Give each copy the end of its batch: of a row where it fits, else of a group of pushes."""
     checks, ordered = pl.collect_all(
         [
             fault_row_checks(gpu_faults, migrations).select(*KEYS, "style"),
-            with_push_id(migrations.select(BATCH_READS["migrations"])),
+            with_push_id(migrations),
         ]
     )
     ordered = ordered.with_row_index("_row")
     usable = checks.filter(pl.col("style").is_in(USABLE_STYLES)).lazy()
-    rows = row_groups(
-        gpu_faults.select(ROW_READS).join(usable, on=KEYS, how="semi", nulls_equal=True)
-    ).collect()
+    rows = row_groups(gpu_faults.join(usable, on=KEYS, how="semi", nulls_equal=True)).collect()
     legs = first_legs(ordered)
     own = _of_batches(ordered.lazy())
     placed = in_rows(own, rows.lazy()).collect()

@@ -12,6 +12,7 @@ from typing import Final
 import polars as pl
 
 from nsan.analysis.catalog import analysis
+from nsan.analysis.keeping import once
 from nsan.analysis.nearest import nearest
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
 from nsan.uvm.constants import (
@@ -233,15 +234,16 @@ def fault_row_checks(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.L
         the count can be checked; ``no_copies``, nothing to judge by; ``no_rows``, a GPU with copies by page faults
         and no row in a capture that has rows of others.
     """
-    return FAULT_ROW_CHECKS.from_rows(lambda: _checks(gpu_faults, migrations))
+    read = gpu_faults.select(ROW_READS), migrations.select(COPY_READS)
+    return FAULT_ROW_CHECKS.from_rows(
+        lambda: once("fault row checks", lambda: _checks(*read), *read)
+    )
 
 
 def _checks(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.DataFrame:
-    rows = gpu_faults.select(ROW_READS).filter(
-        pl.col("end_ns").is_not_null() & pl.col("va").is_not_null()
-    )
+    rows = gpu_faults.filter(pl.col("end_ns").is_not_null() & pl.col("va").is_not_null())
     groups = row_groups(rows)
-    placed = in_rows(fault_copies(migrations.select(COPY_READS)), groups)
+    placed = in_rows(fault_copies(migrations), groups)
     parts = [
         _row_figures(rows, groups),
         _copy_figures(placed),

@@ -12,6 +12,7 @@ from typing import Final
 import polars as pl
 
 from nsan.analysis.catalog import analysis
+from nsan.analysis.keeping import once
 from nsan.analysis.memory.page_histories import closed
 from nsan.analysis.memory.residency import resident_bytes_over_time
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
@@ -120,8 +121,8 @@ OVERSUBSCRIPTION: Final = Result(
             "observed_factor",
             pl.Float64,
             "number",
-            "Managed peak / resident peak where pages were evicted, else null: at most F1 of the room "
-            "that there really was.",
+            "Managed peak / resident peak where pages were evicted, else null: F1 of the room that there "
+            "really was is at most this.",
         ),
     ),
 )
@@ -175,7 +176,7 @@ def memory_ledger(
     factor = pl.when(room > 0).then(pl.col("managed_bytes") / room)
 
     def build() -> pl.DataFrame:
-        steps = _levels(allocations.select(_READS["allocations"]).collect(), migrations)
+        steps = _kept_levels(allocations, migrations)
         sized = _with_capacity(steps, devices.select(_READS["devices"]).collect(), capacity_bytes)
         return sized.with_columns(oversubscription_factor=factor).sort(*_KEYS, "start_ns")
 
@@ -221,7 +222,7 @@ def oversubscription_factor(
 
     def build() -> pl.DataFrame:
         peaks = (
-            _levels(allocations.select(_READS["allocations"]).collect(), migrations)
+            _kept_levels(allocations, migrations)
             .group_by(_KEYS)
             .agg(
                 managed_peak_bytes=pl.col("managed_bytes").max(),
@@ -256,6 +257,11 @@ def _factors(sized: pl.DataFrame, reserve_bytes: int) -> pl.DataFrame:
         joint_oversubscription_factor=pl.when(whole > 0).then(managed / whole),
         observed_factor=pl.when((evicted > 0) & (resident > 0)).then(managed / resident),
     )
+
+
+def _kept_levels(allocations: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.DataFrame:
+    read = allocations.select(_READS["allocations"]), migrations.select(_READS["migrations"])
+    return once("memory levels", lambda: _levels(read[0].collect(), read[1]), *read)
 
 
 def _levels(allocations: pl.DataFrame, migrations: pl.LazyFrame) -> pl.DataFrame:

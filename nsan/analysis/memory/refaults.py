@@ -12,6 +12,7 @@ import polars as pl
 
 from nsan.analysis.catalog import analysis
 from nsan.analysis.driver.pushes import with_push_id
+from nsan.analysis.keeping import once
 from nsan.analysis.memory.page_histories import gpus_of, in_time_order, pieces_of, with_life
 from nsan.analysis.memory.ping_pong import BY_FAULT
 from nsan.analysis.result import DEVICE, PID, Result, derived, recorded
@@ -169,8 +170,7 @@ def refaults(
     """
 
     def build() -> pl.DataFrame:
-        rows, allocated = pl.collect_all(_read(migrations, allocations))
-        found = _returns(rows, allocated, premature_ns)
+        found = _kept_returns(_read(migrations, allocations), premature_ns)
         return found.sort("pid", "device_id", "time_ns", "evicted_ns", "va", "to_device_id")
 
     return REFAULTS.from_rows(build)
@@ -203,12 +203,12 @@ def evictions(
         One row per eviction, ordered by process, GPU and start. Refaulted, elsewhere and unreturned
         bytes add up to the evicted ones. Pages that are valid elsewhere are dropped without a row.
     """
+    read = _read(migrations, allocations)
 
     def build() -> pl.DataFrame:
-        rows, allocated = pl.collect_all(_read(migrations, allocations))
-        return _evictions(rows, _returns(rows, allocated, premature_ns))
+        return _evictions(read[0].collect(), _kept_returns(read, premature_ns))
 
-    return EVICTIONS.from_rows(build)
+    return EVICTIONS.from_rows(lambda: once(f"evictions, {premature_ns} ns", build, *read))
 
 
 @analysis(
@@ -290,6 +290,14 @@ def refault_totals(
 
 def _read(migrations: pl.LazyFrame, allocations: pl.LazyFrame) -> list[pl.LazyFrame]:
     return [migrations.select(_READS["migrations"]), allocations.select(_READS["allocations"])]
+
+
+def _kept_returns(read: Sequence[pl.LazyFrame], premature_ns: int) -> pl.DataFrame:
+    def build() -> pl.DataFrame:
+        rows, allocated = pl.collect_all(read)
+        return _returns(rows, allocated, premature_ns)
+
+    return once(f"refaults, {premature_ns} ns", build, *read)
 
 
 def _sums() -> Sequence[pl.Expr]:

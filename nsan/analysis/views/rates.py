@@ -199,11 +199,13 @@ def near_rows(rows: pl.DataFrame, column: str, *, keep_far: bool) -> pl.DataFram
     return near.with_columns(n_far=pl.lit(rows.height - near.height, pl.Int64))
 
 
-def _in_stretches(rows: pl.DataFrame, column: str, n_bins: int, *, keep_far: bool) -> pl.DataFrame:
+def _in_stretches(
+    rows: pl.DataFrame, column: str, n_bins: int, *, keep_far: bool, width_ns: int = 0
+) -> pl.DataFrame:
     """Replace times by the stretch they are in; say how many GPUs there are."""
     rows = near_rows(rows, column, keep_far=keep_far)
     first, last = rows.select(pl.min(column), last=pl.max(column)).row(0)
-    width = 1 if first is None else round_width(last - first + 1, n_bins)
+    width = width_ns or (1 if first is None else round_width(last - first + 1, n_bins))
     n_gpus = rows.select(_GPU).n_unique() if rows.height else 0
     return rows.with_columns(*stretch_columns(column, width), n_gpus=pl.lit(n_gpus, pl.Int64))
 
@@ -220,7 +222,7 @@ def _stacked(value: str, by: Sequence[str]) -> pl.Expr:
     source="domain.md E-2",
 )
 def causes_over_time(
-    migrations: pl.LazyFrame, *, n_bins: int = 120, keep_far: bool = False
+    migrations: pl.LazyFrame, *, n_bins: int = 120, stretch_ns: int = 0, keep_far: bool = False
 ) -> pl.LazyFrame:
     """Add up migrations by cause and direction in stretches of a round length, ready to be stacked.
 
@@ -230,6 +232,8 @@ def causes_over_time(
         One row per migration, in any order.
     n_bins : int, default 120
         Stretches at most, but for the one that an edge cuts.
+    stretch_ns : int, default 0
+        Length of a stretch, ns, whatever ``n_bins`` says: so that two traces have the same. 0: chosen.
     keep_far : bool, default False
         Keep the few rows that are far in time from all others (:func:`main_part`).
 
@@ -245,7 +249,7 @@ def causes_over_time(
         known = migrations.filter(pl.col("start_ns").is_not_null()).collect()
         by = [*_STRETCH, "direction", "cause"]
         return (
-            _in_stretches(known, "start_ns", n_bins, keep_far=keep_far)
+            _in_stretches(known, "start_ns", n_bins, keep_far=keep_far, width_ns=stretch_ns)
             .group_by(*by, *_ABOUT)
             .agg(n_migrations=pl.len(), bytes=pl.col("bytes").sum())
             .sort(by)

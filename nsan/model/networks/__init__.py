@@ -16,11 +16,19 @@ from nsan.model.networks.alexnet import ALEXNET
 from nsan.model.networks.bert import BERT_BASE
 from nsan.model.networks.gpt2 import GPT2_SMALL
 from nsan.model.networks.layers import Network
-from nsan.model.networks.resnet import RESNET_50
+from nsan.model.networks.resnet import RESNET_8, RESNET_50
 from nsan.model.networks.tensors import TensorProgram
 from nsan.model.networks.training import Training, training_program
 
-__all__ = ["NETWORKS", "Network", "TensorProgram", "Trainable", "Training", "training_program"]
+__all__ = [
+    "NETWORKS",
+    "SMALL",
+    "Network",
+    "TensorProgram",
+    "Trainable",
+    "Training",
+    "training_program",
+]
 
 
 @dataclass(frozen=True)
@@ -98,4 +106,9 @@ NETWORKS: Final = (
     Trainable(BERT_BASE, "BERT-base encoder, 109.5 M parameters, texts, AdamW"),
     Trainable(GPT2_SMALL, "GPT-2 small, 124.4 M parameters, texts, AdamW"),
 )
-"""What can be trained."""
+"""What can be trained: networks as the papers train them."""
+
+SMALL: Final = (
+    Trainable(RESNET_8, "ResNet-8, 0.08 M parameters, small images, SGD with momentum"),
+)
+"""What can be trained, too: small enough for a sample or a first try."""

@@ -10,14 +10,14 @@ from typing import Final
 
 from nsan.errors import ProgramError, UnknownNameError
 from nsan.model.networks import NETWORKS as _NETWORKS
-from nsan.model.networks import Trainable
+from nsan.model.networks import SMALL, Trainable
 from nsan.model.size import Workload
 from nsan.model.workloads.patterns import PATTERNS
 
 WORKLOADS: Final[dict[str, Workload]] = {each.name: each for each in PATTERNS}
 """Small programs by name."""
 
-NETWORKS: Final[dict[str, Trainable]] = {each.name: each for each in _NETWORKS}
+NETWORKS: Final[dict[str, Trainable]] = {each.name: each for each in (*_NETWORKS, *SMALL)}
 """Networks to train, by name."""
 
 

@@ -71,12 +71,9 @@ def text_of(document: Mapping[str, Any], *, markdown: bool = False, verbose: boo
         Sentences, tables, and what the figures are worth.
     """
     heading, bullet = "## " * markdown, "- " * markdown
-    causal = document["switches"]
-    pairs = [pair for pair in document["pairs"] if verbose or ":" not in pair["allocator"]]
-    pairs = pairs or document["pairs"]
-    by_key = {_key(each): each for each in causal}
-    sentences = [bullet + name(_sentence(p, by_key.get(_key(p))), markdown=markdown) for p in pairs]
-    parts = ["\n".join(sentences)]
+    causal, pairs = document["switches"], _shown(document, verbose=verbose)
+    said = sentences_of(document, verbose=verbose)
+    parts = ["\n".join(bullet + name(each, markdown=markdown) for each in said)]
     if hidden := len(document["pairs"]) - len(pairs):
         parts += [f"({counted(hidden, 'more pair')} with switches set: -v)"]
     parts += [heading + _ratio_head(pairs)]
@@ -99,6 +96,31 @@ def text_of(document: Mapping[str, Any], *, markdown: bool = False, verbose: boo
         "\n".join(f"{bullet}Note: {name(n, markdown=markdown)}" for n in dict.fromkeys(notes))
     ]
     return "\n\n".join(part for part in [*parts, _kinds(document)] if part) + "\n"
+
+
+def sentences_of(document: Mapping[str, Any], *, verbose: bool = False) -> list[str]:
+    """Say in a sentence for each pair what the caching allocator changes.
+
+    Parameters
+    ----------
+    document : mapping
+        What JSON holds.
+    verbose : bool, default False
+        Also the pairs whose caching allocator has a mechanism switched off, where there are others.
+
+    Returns
+    -------
+    list of str
+        Plain text; names in it are not escaped.
+    """
+    by_key = {_key(each): each for each in document["switches"]}
+    return [_sentence(p, by_key.get(_key(p))) for p in _shown(document, verbose=verbose)]
+
+
+def _shown(document: Mapping[str, Any], *, verbose: bool) -> list[Any]:
+    """Choose the pairs that people are told of."""
+    pairs = [pair for pair in document["pairs"] if verbose or ":" not in pair["allocator"]]
+    return pairs or document["pairs"]
 
 
 def _key(condition: Mapping[str, Any]) -> tuple[Any, ...]:

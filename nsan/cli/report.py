@@ -1,0 +1,289 @@
+"""Write a report of a trace: one file to send to a colleague, complete without a network.
+
+papermill runs a notebook on the trace, nsan's own or one of yours, and what it shows becomes a web page, a
+notebook, Markdown with its pictures beside it, or PDF (where Chromium is found). A memory snapshot of
+PyTorch that lies beside the trace (snapshot.pickle, or TRACE's name with .pickle) is joined with it.
+
+Examples
+--------
+  nsan report sample_data/um_vector_add_rtx4060l.sqlite -o report.html
+  nsan report trace.nsys-rep --filter-nvtx step/3 --theme dark
+  nsan report trace.nsys-rep --format pdf
+  nsan report trace.nsys-rep --notebook my.ipynb -p threshold=0.5
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from nsan.cli.arguments import (
+    add_filters,
+    add_verbosity,
+    filtered,
+    is_filtered,
+    located,
+    output_path,
+    show_progress,
+    um_status,
+    write_file,
+)
+from nsan.cli.results import add_snapshot
+from nsan.cli.terminal import complain, emit
+from nsan.errors import (
+    InputMissingError,
+    NsanError,
+    OutputExistsError,
+    OutputIsInputError,
+    OutputWriteError,
+    UsageError,
+)
+from nsan.text import safe
+
+_SUFFIXES: Final = {"html": ".html", "ipynb": ".ipynb", "markdown": ".md", "pdf": ".pdf"}
+_FORMATS: Final = {
+    ".html": "html",
+    ".htm": "html",
+    ".ipynb": "ipynb",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".pdf": "pdf",
+}
+_TRACE_SUFFIX: Final = re.compile(
+    r"(\.(gz|log|csv|sqlite|db|nsys-rep|qdrep|qdstrm|nvvp|nvprof|nsan|ipynb))+$", re.IGNORECASE
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this command."""
+    parser.add_argument(
+        "trace",
+        metavar="TRACE",
+        nargs="?",
+        type=Path,
+        help="nsys report or export, or nsan store; may be left out for a notebook that needs none",
+    )
+    add_verbosity(parser)
+    group = parser.add_argument_group("report")
+    add_snapshot(group)
+    group.add_argument("--rows", type=int, metavar="N", help="at most N rows per table, default 10")
+    group.add_argument("--theme", choices=("light", "dark"), help="default: light")
+    group.add_argument("--code", action="store_true", help="also the code of the notebook, folded")
+    group.add_argument(
+        "--notebook",
+        type=Path,
+        metavar="FILE",
+        help="run this notebook, or one that comes with nsan by its name, as compare",
+    )
+    group.add_argument(
+        "-p",
+        "--parameter",
+        dest="parameters",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set a parameter of the notebook; repeatable",
+    )
+    add_filters(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="its suffix is the format: .html, .ipynb, .md or .pdf; default: report-TRACE.html here",
+    )
+    group.add_argument("--format", choices=list(_SUFFIXES), help="default: as the suffix says")
+    group.add_argument("--force-overwrite", action="store_true", help="replace an existing FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from nsan.io.store import open_store
+    from nsan.opening import store_of
+    from nsan.report.running import check_installed
+
+    check_installed()
+    _choose_input(args)
+    _choose_output(args)
+    notebook, name, values = _prepared(args)
+    if args.trace is None:
+        _write(args, _executed(args, notebook, name, values), name)
+        return 0
+    # What is wrong with the trace or the filters is said here, and the kernel opens a store that is there.
+    folder, manifest = store_of(args.trace, progress=show_progress(args))
+    if is_filtered(args):
+        filtered(open_store(folder, manifest), args)
+    _write(args, _executed(args, notebook, name, values), name)
+    return um_status(args, manifest)
+
+
+def _choose_input(args: argparse.Namespace) -> None:
+    """Find the trace and the notebook that were named."""
+    from nsan.notebooks import notebook, notebook_names
+
+    if args.notebook is not None and not args.notebook.exists():
+        if str(args.notebook) in notebook_names():
+            args.notebook = notebook(str(args.notebook))
+    elif args.notebook is None and args.trace is None:
+        msg = "Give a trace, or a notebook that needs none: --notebook FILE."
+        raise UsageError(msg)
+    if args.trace is not None:
+        args.trace = located(args)
+    if args.snapshot is not None and not args.snapshot.exists():
+        raise InputMissingError(args.snapshot)
+
+
+def _choose_output(args: argparse.Namespace) -> None:
+    """Settle format and file, and refuse what could not be written before anything runs."""
+    suffix = "" if args.output is None else args.output.suffix.lower()
+    if args.format is None:
+        if args.output is not None and suffix not in _FORMATS and not args.output.is_dir():
+            known = ", ".join(_SUFFIXES.values())
+            msg = f"{suffix or 'No suffix'} is no format of a report. There are: {known}; or give --format."
+            raise UsageError(msg)
+        args.format = _FORMATS.get(suffix, "html")
+    elif suffix in _FORMATS and _FORMATS[suffix] != args.format:
+        msg = f"--format {args.format} and the name {args.output.name} contradict each other."
+        raise UsageError(msg)
+    if args.output is None or args.output.is_dir():
+        folder = args.output or Path()
+        args.output = (
+            folder / f"report-{_stem(args.trace or args.notebook)}{_SUFFIXES[args.format]}"
+        )
+    place = output_path(args)
+    for given in (args.notebook, args.snapshot):
+        if given is not None and place.resolve() == given.resolve():
+            raise OutputIsInputError(place)
+    if not place.parent.is_dir():
+        raise OutputWriteError(place, "its folder does not exist")
+    if args.format == "markdown" and not args.force_overwrite and _pictures_of(place).exists():
+        raise OutputExistsError(_pictures_of(place))
+    if args.format == "pdf":
+        from nsan.report.pdf import find_chromium
+
+        find_chromium()
+
+
+def _stem(trace: Path) -> str:
+    """Make a name for a file from the name of a trace."""
+    name = _TRACE_SUFFIX.sub("", trace.resolve().name)
+    return re.sub(r"[^\w.-]+", "_", name)[:80].strip("._-") or "trace"
+
+
+def _pictures_of(place: Path) -> Path:
+    return place.with_name(f"{place.stem}_files")
+
+
+def _prepared(args: argparse.Namespace) -> tuple[Any, str, dict[str, Any]]:
+    """Read the notebook, and settle its parameters."""
+    from nsan.notebooks import notebook
+    from nsan.report.notebook_file import read_notebook
+    from nsan.report.parameters import checked, parameters_of, parse_parameters
+
+    path = args.notebook or notebook("report")
+    found = read_notebook(path)
+    known = parameters_of(found, path.name)
+    values = parse_parameters(known, args.parameters, path.name)
+    given = {
+        "TRACE": None if args.trace is None else _for_kernel(args.trace),
+        "SNAPSHOT": None if args.snapshot is None else _for_kernel(args.snapshot),
+        "TIME": args.filter_time,
+        "NVTX": args.filter_nvtx,
+        "GPU": args.gpu,
+        "PID": args.pid,
+        "ROWS": args.rows,
+        "THEME": args.theme,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in values.keys() & given.keys():
+        msg = f"-p {name}=...: the parameter {name} is set by {_OPTION[name]} already."
+        raise UsageError(msg)
+    if args.notebook is not None and "THEME" not in known:
+        given.pop("THEME", None)  # the page has a theme of its own
+    return found, path.name, checked(known, given, path.name) | values
+
+
+_OPTION: Final = {
+    "TRACE": "the argument TRACE",
+    "SNAPSHOT": "--snapshot",
+    "TIME": "--filter-time",
+    "NVTX": "--filter-nvtx",
+    "GPU": "--gpu",
+    "PID": "--pid",
+    "ROWS": "--rows",
+    "THEME": "--theme",
+}
+
+
+def _for_kernel(path: Path) -> str:
+    """Name a file as the kernel finds it, which runs in the current folder."""
+    whole, here = path.resolve(), Path.cwd().resolve()
+    return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
+
+
+def _executed(args: argparse.Namespace, notebook: Any, name: str, values: dict[str, Any]) -> Any:
+    """Run the notebook; of one that fails what ran is kept."""
+    from nsan.report.notebook_file import keep_beside
+    from nsan.report.parameters import hide_paths
+    from nsan.report.running import NotebookFailedError, execute
+
+    paths = {key: Path(value) for key, value in values.items() if isinstance(value, str)}
+    shown = {key: path.name for key, path in paths.items() if path.is_absolute()}
+    try:
+        executed = execute(notebook, values, name=name, progress=show_progress(args))
+    except NotebookFailedError as error:
+        if error.notebook is None:
+            raise
+        hide_paths(error.notebook, shown)
+        kept = keep_beside(args.output, error.notebook)
+        raise NsanError(f"{error}\nWhat ran until there is in {kept}.") from error
+    hide_paths(executed, shown)
+    return executed
+
+
+def _write(args: argparse.Namespace, notebook: Any, name: str) -> None:
+    """Write the report in the format that was asked for."""
+    from nsan.report.notebook_file import notebook_text
+    from nsan.report.page import MOST_BYTES, page_of
+    from nsan.report.pdf import pdf_of
+
+    own = Path(name).stem if args.notebook else "Unified Memory report"
+    about = "" if args.trace is None else f"{safe(args.trace.name)}: "
+    title, theme = f"{about}{own}", args.theme or "light"
+
+    def page(*, live: bool) -> str:
+        return page_of(notebook, title=title, theme=theme, code=args.code, live=live)
+
+    writers: dict[str, Callable[[], bytes]] = {
+        "html": lambda: page(live=True).encode(),
+        "pdf": lambda: pdf_of(page(live=False)),
+        "ipynb": lambda: notebook_text(notebook).encode(),
+        "markdown": lambda: _markdown(args, notebook),
+    }
+    data = writers[args.format]()
+    write_file(args, lambda place: place.write_bytes(data))
+    if not args.quiet and len(data) > MOST_BYTES and args.format == "html":
+        complain(
+            f"{args.output.name} has {len(data) / 1e6:.1f} MB: outputs of the notebook are large."
+        )
+    emit(f"{safe(args.output)}\n")
+
+
+def _markdown(args: argparse.Namespace, notebook: Any) -> bytes:
+    """Write the pictures beside the text, and give the text."""
+    from nsan.report.markdown_file import markdown_of_notebook, pictures_of_notebook
+
+    folder = _pictures_of(args.output)
+    pictures = pictures_of_notebook(notebook)
+    try:
+        if pictures:
+            folder.mkdir(exist_ok=True)
+        for picture, data in pictures.items():
+            (folder / picture).write_bytes(data)
+    except OSError as error:
+        raise OutputWriteError(folder, error.strerror or str(error)) from error
+    return markdown_of_notebook(notebook, folder=folder.name).encode()

@@ -1,0 +1,117 @@
+"""Notebooks as files: read, written, and kept where a run failed."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from nsan.errors import InputMissingError, NsanError, OutputWriteError
+from nsan.report.shown import MIME
+from nsan.text import safe, shortened
+
+
+class NotANotebookError(NsanError):
+    """A file is no notebook."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(
+            f"{safe(path.name)} is no Jupyter notebook that can be run: {shortened(reason, 200)}. "
+            "Give a Python notebook (.ipynb) that JupyterLab opens."
+        )
+
+
+def read_notebook(path: Path) -> Any:
+    """Read a notebook.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    NotebookNode
+        The notebook in the newest format of version 4.
+
+    Raises
+    ------
+    NsanError
+        If there is none, it cannot be read, or it is not for Python.
+    """
+    if not path.exists():
+        raise InputMissingError(path)
+    try:
+        found = nbformat.reads(  # type: ignore[no-untyped-call]
+            path.read_text(encoding="utf-8"), as_version=4
+        )
+        nbformat.validate(found)
+    except (OSError, ValueError, nbformat.ValidationError, nbformat.reader.NotJSONError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NotANotebookError(path, reason) from error
+    kernel = found.metadata.get("kernelspec", {})
+    language = (
+        kernel.get("language") or found.metadata.get("language_info", {}).get("name") or "python"
+    )
+    if language.lower() != "python":
+        raise NotANotebookError(path, f"its language is {language}")
+    return found
+
+
+def notebook_text(notebook: Any) -> str:
+    """Write a notebook with what any reader of notebooks shows, without nsan's own form of it.
+
+    Parameters
+    ----------
+    notebook : NotebookNode
+        A notebook that ran; it is not changed.
+
+    Returns
+    -------
+    str
+        What an ``.ipynb`` file holds.
+    """
+    kept = copy.deepcopy(notebook)
+    for cell in kept.cells:
+        for output in cell.get("outputs", ()):
+            output.get("data", {}).pop(MIME, None)
+    text: str = nbformat.writes(kept)  # type: ignore[no-untyped-call]
+    return text
+
+
+def keep_beside(output: Path, notebook: Any) -> Path:
+    """Write a notebook that failed beside the output that was asked for.
+
+    Parameters
+    ----------
+    output : Path
+        Where the report should have gone.
+    notebook : NotebookNode
+        What ran.
+
+    Returns
+    -------
+    Path
+        Where it is: a name that no file had.
+
+    Raises
+    ------
+    OutputWriteError
+        If it cannot be written.
+    """
+    number = 1
+    while True:
+        ending = f"-{number}" if number > 1 else ""
+        place = output.with_name(f"{output.stem}-failed{ending}.ipynb")
+        try:
+            with place.open("x", encoding="utf-8") as file:
+                file.write(nbformat.writes(notebook))  # type: ignore[no-untyped-call]
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise OutputWriteError(place, error.strerror or str(error)) from error
+        else:
+            return place

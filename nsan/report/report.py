@@ -1,0 +1,385 @@
+"""A trace, and perhaps a memory snapshot, as sections of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from nsan.analysing import kinds_of, run_analysis
+from nsan.analysis.catalog import find as find_analysis
+from nsan.analysis.keeping import Keeping
+from nsan.analysis.result import KINDS
+from nsan.charting import analyses_of, chart_or_reason
+from nsan.charting import find as find_chart
+from nsan.charts.saving import rendered, specification
+from nsan.contract import summary
+from nsan.errors import NsanError, UsageError
+from nsan.joined import join
+from nsan.opening import open_snapshot, open_trace
+from nsan.pca_found import snapshot_beside
+from nsan.report.blocks import Picture, Text
+from nsan.report.shown import Blocks
+from nsan.report.standing import worst_kind
+from nsan.report.tables import as_table, no_row
+from nsan.tabular.notes import is_part, table_word
+from nsan.tabular.totals import unanswered
+
+if TYPE_CHECKING:
+    from nsan.analysing import Source
+    from nsan.analysis.catalog import Analysis
+    from nsan.charts.palette import Theme
+    from nsan.joined import Joined
+    from nsan.snapshot import Snapshot
+    from nsan.trace import Trace
+
+_MOST_KEPT: Final = 100_000
+"""Rows of a result that is kept for a second asking; a larger one is computed again."""
+
+
+class Report:
+    """A trace as the sections of a report.
+
+    Parameters
+    ----------
+    trace : str or Path
+        Report or export of nsys, log of nvprof, or store of nsan.
+    snapshot : str or Path, optional
+        Memory snapshot of PyTorch that the same run wrote. By default ``snapshot.pickle`` beside the
+        trace, or the trace's own name with ``.pickle``, if there is one.
+    filters : mapping, optional
+        Of :meth:`nsan.Trace.filter`: ``time``, ``nvtx``, ``device``, ``pid``.
+    rows : int, default 10
+        Rows of a table at most.
+    theme : {"light", "dark"}, default "light"
+        The ground of the charts.
+
+    Attributes
+    ----------
+    trace : Trace
+        What the filters left of the trace.
+    path : Path
+        Where the trace is.
+    filters : dict
+        The filters that were given, by name.
+    used : dict
+        By section, in the order of writing: the analyses that its figures stand on, each with the
+        least certain kind among its figures.
+
+    Examples
+    --------
+    >>> from nsan.report.report import Report
+    >>> report = Report("sample_data/um_vector_add_rtx4060l.sqlite")  # doctest: +SKIP
+    >>> report.section("verdict")  # doctest: +SKIP
+    >>> report.table("batches", rows=5) + report.chart("batch_rate")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        trace: str | Path,
+        snapshot: str | Path | None = None,
+        *,
+        filters: Mapping[str, Any] | None = None,
+        rows: int = 10,
+        theme: Theme = "light",
+    ) -> None:
+        self.path = Path(trace)
+        self.rows, self.theme = rows, theme
+        given = (filters or {}).items()
+        # A notebook's "" and [] are no filters; process 0 and GPU 0 are.
+        self.filters = {key: value for key, value in given if value not in (None, "", [], ())}
+        self.whole: Trace = open_trace(self.path)
+        self.trace: Trace = self.whole.filter(**self.filters) if self.filters else self.whole
+        self._asked_for_snapshot = snapshot
+        self._kept: dict[tuple[str, str], pl.DataFrame] = {}
+        # Sections ask analyses that build on the same things.
+        self._keeping = Keeping()
+        self.used: dict[str, dict[str, str]] = {}
+        self._section = ""
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The JSON contract of what the filters left; see :func:`nsan.contract.summary`."""
+        return summary(self.trace)
+
+    @cached_property
+    def is_part(self) -> bool:
+        """Whether filters chose a part of the capture."""
+        return is_part(self.trace)
+
+    @cached_property
+    def snapshot_path(self) -> Path | None:
+        """Where the memory snapshot is, if one was named or lies beside the trace."""
+        asked = self._asked_for_snapshot
+        return snapshot_beside(self.path) if asked is None else Path(asked)
+
+    @cached_property
+    def snapshot(self) -> Snapshot | None:
+        """The memory snapshot, if one was named or lies beside the trace."""
+        return None if self.snapshot_path is None else open_snapshot(self.snapshot_path)
+
+    @property
+    def snapshot_name(self) -> str:
+        """Name of the memory snapshot that was asked for, without its folder; empty if none was."""
+        return Path(self._asked_for_snapshot).name if self._asked_for_snapshot else ""
+
+    @cached_property
+    def joined(self) -> Joined | None:
+        """The trace joined with the snapshot; None without one."""
+        if self.snapshot is None:
+            return None
+        whole = join(self.whole, self.snapshot)
+        return whole.filter(**self.filters) if self.filters else whole
+
+    def head(self) -> Blocks:
+        """Say of what the report is, as its first lines.
+
+        Returns
+        -------
+        Blocks
+            Name, profiler, GPUs, processes and time.
+        """
+        from nsan.report.sections import head
+
+        return head.write(self)
+
+    # Sections -------------------------------------------------------------------------------------
+
+    def section(self, name: str) -> Blocks:
+        """Write a section.
+
+        Parameters
+        ----------
+        name : str
+            Of :data:`nsan.report.contents.SECTIONS`.
+
+        Returns
+        -------
+        Blocks
+            What a notebook shows.
+        """
+        from nsan.report.contents import find_section
+
+        section, before = find_section(name), self._section
+        self._section = name
+        try:
+            return Blocks(section.write(self))
+        finally:
+            self._section = before
+
+    def _use(self, analysis: Analysis, found: pl.DataFrame | None = None) -> None:
+        """Note that the section which is being written stands on an analysis."""
+        if found is not None and not found.height:
+            return
+        used = self.used.setdefault(self._section, {})
+        kind = worst_kind(self.source_of(analysis), analysis, found)
+        used[analysis.name] = max(kind, used.get(analysis.name, kind), key=KINDS.index)
+
+    # Results --------------------------------------------------------------------------------------
+
+    def lazy(self, name: str, options: Mapping[str, Any] | None = None) -> pl.LazyFrame:
+        """Run an analysis; nothing is computed before it is collected.
+
+        Parameters
+        ----------
+        name : str
+            Name of the analysis.
+        options : mapping, optional
+            Values for its options.
+
+        Returns
+        -------
+        LazyFrame
+            The result.
+        """
+        analysis = find_analysis(name)
+        self._use(analysis)
+        return self._run(analysis, options)
+
+    def _run(self, analysis: Analysis, options: Mapping[str, Any] | None) -> pl.LazyFrame:
+        return run_analysis(self.source_of(analysis), analysis, options)
+
+    def frame(self, name: str, options: Mapping[str, Any] | None = None) -> pl.DataFrame:
+        """Run an analysis once, and keep what it gives if that is small.
+
+        Parameters
+        ----------
+        name : str
+            Name of the analysis.
+        options : mapping, optional
+            Values for its options.
+
+        Returns
+        -------
+        DataFrame
+            The result.
+        """
+        key = (name, repr(sorted((options or {}).items())))
+        analysis, found = find_analysis(name), self._kept.get(key)
+        if found is None:
+            found = self._run(analysis, options).collect()
+        if found.height <= _MOST_KEPT:
+            self._kept[key] = found
+        self._use(analysis, found)
+        return found
+
+    def rows_of(self, name: str, options: Mapping[str, Any] | None = None) -> pl.DataFrame | None:
+        """Run an analysis, as :meth:`frame`; None where it gives no row or cannot be asked, as of a part."""
+        try:
+            found = self.frame(name, options)
+        except NsanError:
+            return None
+        return found if found.height else None
+
+    def nvtx_options(self) -> dict[str, str]:
+        """Choose how NVTX ranges are laid to: by the launch of GPU work, where its calls were recorded.
+
+        By time alone what the GPU does belongs to the range in which the host waits for it.
+        """
+        calls = self.trace.api_calls.select(pl.len()).collect().item()
+        return {"basis": "launch"} if calls and self.is_recorded("kernels") else {}
+
+    def kinds(self, name: str, found: pl.DataFrame) -> dict[str, str]:
+        """Say of which kind each column of a result is; see :func:`nsan.analysing.kinds_of`."""
+        analysis = find_analysis(name)
+        return kinds_of(self.source_of(analysis), analysis, found)
+
+    def source_of(self, analysis: Analysis) -> Source:
+        """Choose what an analysis is run on.
+
+        Parameters
+        ----------
+        analysis : Analysis
+            The analysis.
+
+        Returns
+        -------
+        Trace, Snapshot or Joined
+            What it is about.
+
+        Raises
+        ------
+        UsageError
+            If it needs a snapshot, and there is none.
+        """
+        if analysis.subject == "trace":
+            return self.trace
+        source: Source | None = self.snapshot if analysis.subject == "snapshot" else self.joined
+        if source is None:
+            msg = f"{analysis.name} needs a memory snapshot of PyTorch: `nsan report TRACE --snapshot FILE`."
+            raise UsageError(msg)
+        return source
+
+    # Blocks ---------------------------------------------------------------------------------------
+
+    def table(
+        self,
+        name: str,
+        *,
+        columns: Sequence[str] = (),
+        rows: int | None = None,
+        title: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        frame: pl.DataFrame | None = None,
+    ) -> Blocks:
+        """Show the result of an analysis as a table.
+
+        Parameters
+        ----------
+        name : str
+            Name of the analysis.
+        columns : sequence of str, optional
+            Columns to show, in this order; by default those that tell something, the first few.
+        rows : int, optional
+            Rows at most; the report's by default.
+        title : str, optional
+            What stands above it; the question of the analysis by default, "" for nothing.
+        options : mapping, optional
+            Values for its options.
+        frame : DataFrame, optional
+            Rows of the result to show instead of all: sorted, filtered, with the columns of the result.
+
+        Returns
+        -------
+        Blocks
+            A table with small print; a text where there is no row or the analysis cannot be run.
+        """
+        analysis = find_analysis(name)
+        try:
+            found = self.frame(name, options) if frame is None else frame
+            kinds = self.kinds(name, found)
+        except NsanError as error:
+            return Blocks([Text(f"{analysis.question} {error}", "warning")])
+        if not found.height:
+            return no_row(self.source_of(analysis), analysis)
+        most = rows or self.rows
+        return Blocks([as_table(analysis, found, kinds, columns=columns, rows=most, title=title)])
+
+    def chart(
+        self, name: str, *, width: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> Blocks:
+        """Show a chart.
+
+        Parameters
+        ----------
+        name : str
+            Name of the chart, as listed by ``nsan export --list``.
+        width : int, optional
+            Pixels of the drawn area.
+        options : mapping, optional
+            Values for options of the analyses that are drawn.
+
+        Returns
+        -------
+        Blocks
+            The chart; a text where there is nothing to draw.
+        """
+        chosen = find_chart(name)
+        try:
+            source = self._charted(chosen.subject)
+            drawn, reason = chart_or_reason(
+                source, chosen, theme=self.theme, width=width, options=options
+            )
+            if reason:
+                return Blocks([Text(f"{chosen.question} {reason}", "note")])
+            for analysis in analyses_of(chosen):
+                self._use(analysis)
+            picture = rendered(drawn, ".svg").decode()
+        except NsanError as error:
+            return Blocks([Text(f"{chosen.question} {error}", "warning")])
+        return Blocks([Picture(name, chosen.question, specification(drawn), picture)])
+
+    def _charted(self, subject: str) -> Source:
+        source: Source | None = {"trace": self.trace}.get(subject) or (
+            self.snapshot if subject == "snapshot" else self.joined
+        )
+        if source is None:
+            msg = "It needs a memory snapshot of PyTorch: `nsan report TRACE --snapshot FILE`."
+            raise UsageError(msg)
+        return source
+
+    def is_recorded(self, *kinds: str) -> bool:
+        """Say whether all these kinds of events were recorded (maybe without a row)."""
+        return all(self.summary["capture"].get(kind) == "recorded" for kind in kinds)
+
+    def missing(self, *kinds: str) -> Blocks:
+        """Say what was not recorded, and how to record it.
+
+        Parameters
+        ----------
+        *kinds : str
+            Of ``gpu_faults``, ``cpu_faults``, ``migrations``, ``allocations``, ``nvtx``, ``kernels``.
+
+        Returns
+        -------
+        Blocks
+            A text for each that was not; nothing for the others.
+        """
+        return Blocks(
+            Text(f"{table_word(kind)}: {unanswered(self.summary, kind)}", "missing")
+            for kind in kinds
+            if not self.is_recorded(kind)
+        )

@@ -1,0 +1,143 @@
+"""What a report says of faults: their clusters, and the batches in which the driver serviced them."""
+
+from __future__ import annotations
+
+import exports as x
+import polars as pl
+import pytest
+import reports
+
+from nsan.report.blocks import Picture
+from nsan.report.report import Report
+from nsan.report.sections.saying import paragraph
+from nsan.units import format_bytes, format_time
+
+INTO_BY_FAULTS = "SELECT sum(bytes) FROM CUPTI_ACTIVITY_KIND_MEMCPY WHERE copyKind = 11 AND migrationCause IN (2, 3)"
+
+
+def said(sample, name):
+    return " ".join(reports.texts(reports.section(sample, name)))
+
+
+def truth(sample, table):
+    return pl.read_parquet(reports.path_of(sample).parent / "truth" / f"{table}.parquet")
+
+
+@pytest.mark.parametrize("sample", ["real", "oversubscribed_sweep"])
+def test_a_single_cluster_holds_all_that_faults_brought(sample):
+    ((brought,),) = x.ask(reports.path_of(sample), INTO_BY_FAULTS)
+    assert f"One cluster holds all of the {format_bytes(brought)}" in said(sample, "clusters")
+
+
+def test_the_largest_cluster_comes_first_and_the_sentence_tells_its_share():
+    rows = reports.tables(reports.section("pca_on", "clusters"))["The largest clusters"]
+    shares = [float(row["Traffic share"].rstrip("%")) for row in rows]
+    assert shares == sorted(shares, reverse=True)
+    assert f"the largest {rows[0]['Traffic share']}" in said("pca_on", "clusters")
+
+
+def test_clusters_of_copies_alone_say_so_and_what_would_show_more():
+    text = said("real", "clusters")
+    assert "This rests on copies alone" in text
+    assert "`--cuda-um-gpu-page-faults=true`" in text
+    assert "This rests on copies alone" not in said("oversubscribed_sweep", "clusters")
+
+
+def test_a_log_without_causes_is_said_to_count_every_copy():
+    assert "whatever caused them" in said("hotspot_8192", "clusters")
+
+
+def test_first_touches_that_copy_nothing_form_no_cluster():
+    assert said("first_touch", "clusters") == (
+        "There are no fault clusters: faults brought nothing to a GPU."
+    )
+
+
+@pytest.fixture
+def hostile(built):
+    """Two VA blocks that a kernel with a nasty name faults in."""
+    export = x.Export()
+    export.strings[10] = "`<script>alert(1)</script>\x1b[31m`"
+    export.add(x.KERNEL, x.kernel(0, 9_000_000, name=10))
+    for place in range(40):
+        start = 100_000 * place
+        va = x.VA + place * 64 * x.KIB
+        export.add(x.MEMCPY, x.migration(start, start + 5_000, 64 * x.KIB, va))
+    return Report(built(export))
+
+
+def test_a_kernels_name_ends_no_code_and_hides_no_control_character(hostile):
+    text = reports.texts(hostile.section("clusters"))[0]
+    assert "`'<script>alert(1)</script>\\x1b[31m'`" in text
+    assert "<script>" not in hostile.section("clusters")._repr_mimebundle_()["text/html"]
+
+
+def test_batches_are_counted_as_the_model_made_them():
+    made = truth("pca_on", "batches")
+    touched = made.filter(pl.col("outcome") == "first_touch").height
+    text = said("pca_on", "batches")
+    assert f"serviced {made.height:,}".replace(",", " ") in text
+    assert f"{touched} touched memory first" in text
+
+
+def test_the_service_is_the_time_in_which_a_batch_was_under_way():
+    path = reports.path_of("pca_on")
+    ((service,),) = x.ask(
+        path,
+        "SELECT sum(end - max(start, coalesce(before, start))) FROM (SELECT start, end, "
+        f"lag(end) OVER (ORDER BY end) AS before FROM {x.GPU_FAULTS})",
+    )
+    assert f"in {format_time(service)} of service" in said("pca_on", "batches")
+
+
+def test_without_fault_rows_batches_are_of_copies_and_no_latency_is_told():
+    text = said("real", "batches")
+    assert "Copies show 12 batches" in text
+    assert "reconstructed" in text
+    titles = list(reports.tables(reports.section("real", "batches")))
+    assert not [title for title in titles if "latency" in title]
+
+
+def test_a_log_with_few_digits_says_that_services_are_less_exact():
+    assert "start times have few digits" in said("hotspot_8192", "batches")
+
+
+def test_fault_rows_that_are_no_batches_are_said_to_be_unusable(built):
+    # Each copy begins long after the only row is over, or before it is raised.
+    export = x.Export()
+    for place in range(60):
+        start = 1_000_000 + 100_000 * place
+        va = x.VA + place * x.MIB
+        export.add(x.GPU_FAULTS, x.gpu_fault(start, start + 30_000, va))
+        export.add(x.MEMCPY, x.migration(start + 50_000, start + 90_000, 64 * x.KIB, va))
+    text = " ".join(reports.texts(Report(built(export)).section("batches")))
+    assert "are not driver batches here" in text
+    assert "put together from copies" in text
+
+
+def test_a_program_that_does_not_fault_has_no_batches():
+    assert (
+        said("user_prefetch", "batches")
+        == "There are no batches: page faults brought nothing to a GPU."
+    )
+
+
+def test_what_the_service_is_spent_on_names_only_what_the_fit_can_tell():
+    tables = reports.tables(reports.section("oversubscribed_sweep", "batches"))
+    (rows,) = (rows for title, rows in tables.items() if title.startswith("What service"))
+    assert "va block evicted" in {row["Term"] for row in rows}
+    assert not [row for row in rows if row["Estimate"] == "-"]
+
+
+@pytest.mark.parametrize("name", ["clusters", "batches"])
+def test_a_section_has_at_most_two_charts_and_three_tables(name):
+    blocks = reports.section("pca_on", name)
+    assert sum(isinstance(block, Picture) for block in blocks) <= 2
+    assert len(reports.tables(blocks)) <= 3
+
+
+def test_kinds_are_told_once_where_all_are_of_one_and_else_behind_each():
+    one = paragraph([("2 rows.", "derived"), ("1 GB/s.", "derived")])
+    two = paragraph([("2 rows.", "recorded"), ("1 GB/s.", "derived"), ("So.", "")])
+    assert one.text == "2 rows. 1 GB/s (all derived)."
+    assert two.text == "2 rows. 1 GB/s (derived). So."
