@@ -14,7 +14,7 @@ from nsan.report.shown import Blocks
 from nsan.tabular.columns import fields_of, header_of, telling, zero_columns
 from nsan.tabular.notes import few, is_part, kinds_in_words, missing_of
 from nsan.text import shortened
-from nsan.units import format_address
+from nsan.units import counted, format_address
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def as_table(
     chosen, left_out = _chosen(analysis, found, columns)
     notes = []
     if found.height > rows:
-        notes.append(f"{found.height - rows} more rows: `nsan analyse {analysis.name}`.")
+        notes.append(more_rows(analysis, found.height - rows))
     if left_out:
         notes.append(f"More columns: {few(map(header_of, left_out))}.")
     figures = [column for column in chosen if column.unit not in NOT_COUNTED]
@@ -135,6 +135,19 @@ def _written(field: Field, value: Any) -> str:
     if value is not None and field.key.endswith("va_block"):
         return str(format_address(value * VA_BLOCK_BYTES))
     return field.write(value)
+
+
+_SOURCES: Final = {
+    "trace": "TRACE",
+    "snapshot": "SNAPSHOT",
+    "joined": "TRACE --snapshot SNAPSHOT",
+}
+
+
+def more_rows(analysis: Analysis, n: int) -> str:
+    """Say how many rows of an analysis are not shown, and what shows them."""
+    command = f"nsan analyse {analysis.name} {_SOURCES[analysis.subject]}"
+    return f"{counted(n, 'more row', 'more rows')}: `{command}`."
 
 
 def _chosen(

@@ -58,7 +58,7 @@ _WRITERS: Final[dict[str, Callable[[Any], str]]] = {
 
 
 def _label(value: Any) -> str:
-    return cause_word(direction_word(dash(value))).replace("_", " ")
+    return cause_word(direction_word(dash(value))).replace("_", " ").replace("va block", "VA block")
 
 
 def _count(value: Any) -> str:

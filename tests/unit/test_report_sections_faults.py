@@ -125,7 +125,7 @@ def test_a_program_that_does_not_fault_has_no_batches():
 def test_what_the_service_is_spent_on_names_only_what_the_fit_can_tell():
     tables = reports.tables(reports.section("oversubscribed_sweep", "batches"))
     (rows,) = (rows for title, rows in tables.items() if title.startswith("What service"))
-    assert "va block evicted" in {row["Term"] for row in rows}
+    assert "VA block evicted" in {row["Term"] for row in rows}
     assert not [row for row in rows if row["Estimate"] == "-"]
 
 

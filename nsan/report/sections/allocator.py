@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from nsan.analysis.catalog import find
 from nsan.errors import NsanError
 from nsan.report.blocks import Block, Heading, Point, Points, Text
 from nsan.report.sections.saying import Said, gpu_word, paragraph, shown, table_of, worst
 from nsan.report.shown import Blocks
+from nsan.report.tables import more_rows
 from nsan.tabular.joined import (
     LINE_FIELDS,
     STATE_FIELDS,
@@ -278,7 +280,7 @@ def _lines(report: Report) -> list[Block]:
     kind = worst(report.kinds("line_traffic", found), ["in_bytes", "out_bytes", "dead_in_bytes"])
     notes = [f"Figures are {kind}."]
     if found.height > report.rows:
-        notes.insert(0, f"{found.height - report.rows} more rows: `nsan analyse line_traffic`.")
+        notes.insert(0, more_rows(find("line_traffic"), found.height - report.rows))
     rows = [line_row(row) for row in found.head(report.rows).to_dicts()]
     return [table_of(rows, LINE_FIELDS, "Which lines of the program it is of", *notes)]
 

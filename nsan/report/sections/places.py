@@ -144,7 +144,9 @@ def _allocations(report: Report) -> list[Block]:
     if not found.height:
         return []
     moved = pl.sum_horizontal(pl.col("in_bytes", "out_bytes", "between_bytes").fill_null(0))
-    found = found.with_columns(name=pl.when(rest).then(_remainder("part")).otherwise("name"))
+    # The size of one without a name stands in a column of its own.
+    plain = pl.col("name").str.replace(r"^(0x[0-9a-f]+), \d+ byte$", "$1")
+    found = found.with_columns(name=pl.when(rest).then(_remainder("part")).otherwise(plain))
     found = found.sort(moved, descending=True, maintain_order=True)
     found = _with_rest(found, rest, report.rows)
     guessed = (found["part"] == "guessed").any()
