@@ -227,7 +227,7 @@ def _for_kernel(path: Path) -> str:
 
 def _executed(args: argparse.Namespace, notebook: Any, name: str, values: dict[str, Any]) -> Any:
     """Run the notebook; of one that fails what ran is kept."""
-    from nsan.report.notebook_file import keep_beside
+    from nsan.report.notebook_file import keep_beside, without_empty_sections
     from nsan.report.parameters import hide_paths
     from nsan.report.running import NotebookFailedError, execute
 
@@ -242,7 +242,7 @@ def _executed(args: argparse.Namespace, notebook: Any, name: str, values: dict[s
         kept = keep_beside(args.output, error.notebook)
         raise NsanError(f"{error}\nWhat ran until there is in {kept}.") from error
     hide_paths(executed, shown)
-    return executed
+    return without_empty_sections(executed)
 
 
 def _write(args: argparse.Namespace, notebook: Any, name: str) -> None:

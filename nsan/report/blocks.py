@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 from nsan.text import shortened
 
-Tone = Literal["plain", "note", "missing", "warning"]
-"""How a text is meant: the story, small print, what to record, what to beware of."""
+Tone = Literal["plain", "note", "missing", "warning", "empty"]
+"""How a text is meant: the story, small print, what to record, what to beware of, that a section says nothing."""
 
 
 @dataclass(frozen=True)

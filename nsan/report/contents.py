@@ -33,11 +33,13 @@ class Section:
 
     title: str
     write: Callable[[Report], Iterable[Block]]
+    needs_events: bool = True
+    """Of a trace without any Unified Memory event it has nothing to say."""
 
 
 SECTIONS: Final = {
-    "recorded": Section("What was recorded", recorded.write),
-    "verdict": Section("The verdict", verdict.write),
+    "recorded": Section("What was recorded", recorded.write, needs_events=False),
+    "verdict": Section("The verdict", verdict.write, needs_events=False),
     "traffic": Section("What moved, when and why", traffic.write),
     "places": Section("Where: kernels, NVTX ranges, allocations", places.write),
     "clusters": Section("Fault clusters", clusters.write),
@@ -46,8 +48,8 @@ SECTIONS: Final = {
     "ping_pong": Section("Ping-pong", ping_pong.write),
     "transfers": Section("How efficient the transfers were", transfers.write),
     "steps": Section("Step by step", steps.write),
-    "allocator": Section("PyTorch's caching allocator", allocator.write),
-    "provenance": Section("Where these figures come from", provenance.write),
+    "allocator": Section("PyTorch's caching allocator", allocator.write, needs_events=False),
+    "provenance": Section("Where these figures come from", provenance.write, needs_events=False),
 }
 """Sections by name, in the order of the report."""
 

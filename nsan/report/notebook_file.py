@@ -82,6 +82,40 @@ def notebook_text(notebook: Any) -> str:
     return text
 
 
+def without_empty_sections(notebook: Any) -> Any:
+    """Leave out the sections of a report that have nothing to say, with their headings.
+
+    Parameters
+    ----------
+    notebook : NotebookNode
+        A notebook that ran; it is not changed.
+
+    Returns
+    -------
+    NotebookNode
+        Without the code cells that show but a text of the tone "empty", and the heading right before.
+    """
+    kept = copy.deepcopy(notebook)
+    cells: list[Any] = []
+    for cell in kept.cells:
+        if not _says_nothing(cell):
+            cells.append(cell)
+        elif cells and cells[-1].cell_type == "markdown" and cells[-1].source.startswith("## "):
+            cells.pop()
+    kept.cells = cells
+    return kept
+
+
+def _says_nothing(cell: Any) -> bool:
+    shown = [
+        output.get("data", {}).get(MIME, {}).get("blocks") for output in cell.get("outputs", ())
+    ]
+    return bool(shown) and all(
+        blocks is not None and {block.get("tone") for block in blocks} == {"empty"}
+        for blocks in shown
+    )
+
+
 def keep_beside(output: Path, notebook: Any) -> Path:
     """Write a notebook that failed beside the output that was asked for.
 

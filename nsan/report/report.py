@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -162,13 +163,19 @@ class Report:
             What a notebook shows.
         """
         from nsan.report.contents import find_section
+        from nsan.report.evidence import is_empty
 
         section, before = find_section(name), self._section
         self._section = name
         try:
-            return Blocks(section.write(self))
+            found = Blocks(section.write(self))
         finally:
             self._section = before
+        if section.needs_events and not self.is_part and is_empty(self):
+            return Blocks(
+                replace(each, tone="empty") if isinstance(each, Text) else each for each in found
+            )
+        return found
 
     def _use(self, analysis: Analysis, found: pl.DataFrame | None = None) -> None:
         """Note that the section which is being written stands on an analysis."""

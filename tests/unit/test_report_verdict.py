@@ -121,7 +121,8 @@ def test_the_allocation_that_moved_most_is_the_models():
 def test_a_capture_without_unified_memory_gets_no_verdict(real):
     blocks = Report(real("reduced_6tables_2026.1.1")).section("verdict")
     assert reports.texts(blocks) == [
-        "No verdict: this capture holds nothing of Unified Memory, so there is nothing to judge."
+        "No verdict: this capture holds nothing of Unified Memory, so there is nothing to judge. "
+        "The sections that such events fill are left out."
     ]
 
 

@@ -18,5 +18,7 @@ def write(report: Report) -> Blocks:
     if is_empty(report):
         part = "this part of the capture" if report.is_part else "this capture"
         said = f"No verdict: {part} holds nothing of Unified Memory, so there is nothing to judge."
+        if not report.is_part:
+            said += " The sections that such events fill are left out."
         return Blocks([Text(said, "note")])
     return Blocks([verdict(gather(report))])
