@@ -33,8 +33,8 @@ class CaptureNotFoundError(NsanError):
         self.name = name
         super().__init__(
             f"there is no {safe(name)!r} here ({safe(Path.cwd())}), and no sample of that name.\n"
-            "Set TRACE to an nsys report or export, or to a store of `nsan import`. Samples come with "
-            "nsan's source; `nsan model --help` says how to make one anywhere."
+            "Set the parameter that names it to a file of yours: `nsan report --notebook ... -p NAME=FILE`. Samples "
+            "come with nsan's source; `nsan model --help` says how to make one anywhere."
         )
 
 

@@ -53,7 +53,13 @@ _CAUSAL_FIELDS: Final = (
 )
 
 
-def text_of(document: Mapping[str, Any], *, markdown: bool = False, verbose: bool = False) -> str:
+def text_of(
+    document: Mapping[str, Any],
+    *,
+    markdown: bool = False,
+    verbose: bool = False,
+    sentences: bool = True,
+) -> str:
     """Write the comparison for people.
 
     Parameters
@@ -64,15 +70,18 @@ def text_of(document: Mapping[str, Any], *, markdown: bool = False, verbose: boo
         As Markdown.
     verbose : bool, default False
         Also the pairs whose caching allocator has a mechanism switched off, where there are others.
+    sentences : bool, default True
+        With the sentences and the notes on pairs; without them where both are said already.
 
     Returns
     -------
     str
         Sentences, tables, and what the figures are worth.
     """
-    heading, bullet = "## " * markdown, "- " * markdown
+    # Without sentences it stands below a heading of somebody else.
+    heading, bullet = ("## " if sentences else "### ") * markdown, "- " * markdown
     causal, pairs = document["switches"], _shown(document, verbose=verbose)
-    said = sentences_of(document, verbose=verbose)
+    said = sentences_of(document, verbose=verbose) if sentences else []
     parts = ["\n".join(bullet + name(each, markdown=markdown) for each in said)]
     if hidden := len(document["pairs"]) - len(pairs):
         parts += [f"({counted(hidden, 'more pair')} with switches set: -v)"]
@@ -92,9 +101,8 @@ def text_of(document: Mapping[str, Any], *, markdown: bool = False, verbose: boo
         parts += [table(_blocks(causal, _causal_rows), fields, markdown=markdown)]
         parts += [_causal_note(causal)]
     notes = [note for pair in pairs for note in pair["notes"]] + list(document["notes"])
-    parts += [
-        "\n".join(f"{bullet}Note: {name(n, markdown=markdown)}" for n in dict.fromkeys(notes))
-    ]
+    shown = dict.fromkeys(notes if sentences else [])
+    parts += ["\n".join(f"{bullet}Note: {name(n, markdown=markdown)}" for n in shown)]
     return "\n\n".join(part for part in [*parts, _kinds(document)] if part) + "\n"
 
 

@@ -134,7 +134,7 @@ def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
 def _health_figures(trace: Trace) -> dict[str, pl.LazyFrame]:
     devices = trace.devices.collect()
     mixed = devices.height > 1 or trace.processes.collect().height > 1
-    faults_, kernels = (_on_gpus(frame, devices) for frame in (trace.gpu_faults, trace.kernels))
+    faults_, kernels = (on_gpus(frame, devices) for frame in (trace.gpu_faults, trace.kernels))
     return {
         "migration figures": health.migration_figures(trace.migrations),
         "clock figures": health.clock_figures(faults_, kernels, mixed=mixed),
@@ -184,13 +184,26 @@ def _busy(trace: Trace, table: str, one: Mapping[str, dict[str, Any]]) -> int | 
     if one[f"n {table}"]["busy_lacking"] or {"gpus", "busy"} & set(trace.info.doubtful):
         return None
     whole = trace.unwindowed or trace
-    rows = _on_gpus(getattr(whole, table), whole.devices.collect())
+    rows = on_gpus(getattr(whole, table), whole.devices.collect())
     found = migrations.busy_by_group(rows, trace.windows, by=("device_id",))
     return int(found["covered_ns"].sum())
 
 
-def _on_gpus(rows: pl.LazyFrame, devices: pl.DataFrame) -> pl.LazyFrame:
-    """Put the GPU of the machine for ``device_id``: two processes may each call another one 0."""
+def on_gpus(rows: pl.LazyFrame, devices: pl.DataFrame) -> pl.LazyFrame:
+    """Put the GPU of the machine for ``device_id``: two processes may each call another one 0.
+
+    Parameters
+    ----------
+    rows : LazyFrame
+        Reads ``pid``, ``device_id``; other columns stay.
+    devices : DataFrame
+        Of the capture.
+
+    Returns
+    -------
+    LazyFrame
+        The rows in their order; ordinals that the capture does not map become negative.
+    """
     mapped = devices.drop_nulls(["pid", "gpu_id"]).select("pid", "device_id", _gpu="gpu_id")
     if mapped.is_empty():
         return rows

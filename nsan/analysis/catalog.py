@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import polars as pl
 
+from nsan.analysis.keeping import handed
 from nsan.analysis.pca.tables import JOINED_TABLES
 from nsan.analysis.result import Result
 from nsan.errors import AnalysisError, SchemaMismatchError, UnknownNameError, UsageError
@@ -163,7 +164,7 @@ class Analysis:
                 raise UnknownNameError(f"option of {self.name}", name, self.options)
             self._check_number(name, value)
         # What it did not declare it does not get.
-        frames = (tables[table].select(columns) for table, columns in self.reads.items())
+        frames = (handed(tables[table], columns) for table, columns in self.reads.items())
         found = self.function(*frames, **given)
         if not isinstance(found, pl.LazyFrame):
             raise AnalysisError(self.name, f"it gives {type(found).__name__}, not a LazyFrame")

@@ -1,15 +1,14 @@
 """What several analyses build on, kept while somebody asks for several: computed once instead of ten times.
 
-An analysis stays a function of its tables: what is kept is found by what the tables are read from, never
-by who asks.
+An analysis stays a function of its tables. A result is kept for the very tables that it was computed from, the
+objects, never for tables that look alike: a plan does not tell a function of Python or a rewritten file from another.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import finalize
+from weakref import WeakValueDictionary, finalize
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,8 +18,24 @@ T = TypeVar("T")
 _MOST: Final = 6
 """Results that are kept at most: of a capture of millions of rows some take hundreds of MB."""
 
-_NO_NAME: Final = ("DF [", "PYTHON SCAN", "…")
-"""What the plan of a table says that holds rows itself, or is told shortened: it names no result."""
+_NOTHING: Final = object()
+
+
+class _Kept:
+    """What all that keep share; it goes with the last of them."""
+
+    def __init__(self) -> None:
+        self.results: dict[tuple[str | int, ...], tuple[Any, tuple[pl.LazyFrame, ...]]] = {}
+        """By name and the ids of the tables; with the tables, so that none of these ids is given again."""
+        self.tables: dict[int, pl.LazyFrame] = {}
+        """By the id of what an analysis was handed, as long as that lives: the table it is of."""
+
+
+_SHARED: Final[WeakValueDictionary[str, _Kept]] = WeakValueDictionary()
+
+
+def _kept() -> _Kept | None:
+    return _SHARED.get("")
 
 
 class Keeping:
@@ -28,24 +43,37 @@ class Keeping:
 
     Examples
     --------
-    >>> keeping = Keeping()
-    >>> [once("answer", lambda: each) for each in (1, 2)]
+    >>> import polars as pl
+    >>> keeping, table = Keeping(), pl.LazyFrame({"a": [1]})
+    >>> given = handed(table, ["a"])
+    >>> [once("answer", lambda: each, given) for each in (1, 2)]
     [1, 1]
     """
 
     def __init__(self) -> None:
-        _ALIVE.add(id(self))
-        finalize(self, _ended, id(self))
+        self._kept = _SHARED.setdefault("", _Kept())
 
 
-def _ended(number: int) -> None:
-    _ALIVE.discard(number)
-    if not _ALIVE:
-        _KEPT.clear()
+def handed(table: pl.LazyFrame, columns: Sequence[str]) -> pl.LazyFrame:
+    """Choose the columns of a table that an analysis gets, and remember of which table they are.
 
+    Parameters
+    ----------
+    table : LazyFrame
+        A table of a trace, of a snapshot or of both joined.
+    columns : sequence of str
+        Columns that the analysis reads; "*" is all.
 
-_ALIVE: Final[set[int]] = set()
-_KEPT: Final[OrderedDict[tuple[str, ...], Any]] = OrderedDict()
+    Returns
+    -------
+    LazyFrame
+        These columns.
+    """
+    given, kept = table.select(columns), _kept()
+    if kept is not None:
+        kept.tables[id(given)] = table
+        finalize(given, kept.tables.pop, id(given), None)
+    return given
 
 
 def once(name: str, build: Callable[[], T], *frames: pl.LazyFrame) -> T:
@@ -54,33 +82,27 @@ def once(name: str, build: Callable[[], T], *frames: pl.LazyFrame) -> T:
     Parameters
     ----------
     name : str
-        What is computed.
+        What is computed, with its options.
     build : callable
-        Computes it: from the frames, and from nothing else.
+        Computes it: from the frames, of each the columns that this name always reads, and from nothing else.
     *frames : LazyFrame
-        From what it is computed: the columns that are read, and no others.
+        From what it is computed, as :func:`handed` gave it. With a frame of any other making nothing is kept.
 
     Returns
     -------
     object
         What ``build`` gave, now or before; nobody changes it.
     """
-    key = _key(name, frames) if _ALIVE else None
-    if key is None:
+    kept = _kept()
+    tables = () if kept is None else tuple(kept.tables.get(id(each)) for each in frames)
+    known = tuple(each for each in tables if each is not None)
+    if kept is None or len(known) < len(frames):
         return build()
+    key: tuple[str | int, ...] = (name, *map(id, known))
     # No lock: a thread of polars that waits may be the one that the other needs.
-    if key not in _KEPT:
-        _KEPT[key] = build()
-    result: T = _KEPT[key]
-    _KEPT.move_to_end(key)
-    while len(_KEPT) > _MOST:
-        _KEPT.popitem(last=False)
+    found, _ = kept.results.pop(key, (_NOTHING, ()))
+    result: T = build() if found is _NOTHING else found
+    kept.results[key] = result, known
+    for oldest in list(kept.results)[:-_MOST]:
+        kept.results.pop(oldest, None)
     return result
-
-
-def _key(name: str, frames: tuple[pl.LazyFrame, ...]) -> tuple[str, ...] | None:
-    """Name a result by the plans of its tables: files, rows and columns that are read."""
-    plans = [frame.explain() for frame in frames]
-    if any(word in plan for plan in plans for word in _NO_NAME):
-        return None
-    return (name, *plans)

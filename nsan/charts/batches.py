@@ -205,11 +205,14 @@ def _distribution(classes: pl.DataFrame, width: int, theme: Theme) -> alt.Chart:
         low=pl.col("min_ns").clip(1, None),
         high=pl.col("max_ns").clip(1, None),
         zero=pl.lit(0),
+        # One is filled and one is an outline, so that neither hides the other.
+        filled=(pl.col("figure").cast(pl.String) == "service").cast(pl.Float64) * 0.35,
         batches="n_batches",
         least=pl.col("min_ns").map_elements(_time_text, return_dtype=pl.String),
     )
     ends = frame.select(pl.min("low"), pl.max("high")).row(0)
     colours = alt.Scale(domain=_KINDS, range=[accent(theme), accent(theme, 1)])
+    shown = legend(_KINDS, None, width)
     return (
         alt.Chart(frame, width=width, height=120)
         .mark_bar(strokeWidth=1.3, binSpacing=0)
@@ -218,12 +221,10 @@ def _distribution(classes: pl.DataFrame, width: int, theme: Theme) -> alt.Chart:
             x2="high:Q",
             y=alt.Y("zero:Q", title="Batches", axis=whole_numbers()),
             y2="batches:Q",
-            color=alt.Color("kind:N", scale=colours, legend=legend(_KINDS, None, width)),
-            stroke=alt.Stroke("kind:N", scale=colours, legend=None),
-            # One is filled and one is an outline, so that neither hides the other.
-            fillOpacity=alt.FillOpacity(
-                "kind:N", scale=alt.Scale(domain=_KINDS, range=[0.35, 0.0]), legend=None
-            ),
+            # One legend for both; if one had none, there would be none at all.
+            fill=alt.Fill("kind:N", scale=colours, legend=shown),
+            stroke=alt.Stroke("kind:N", scale=colours, legend=shown),
+            fillOpacity=alt.FillOpacity("filled:Q", scale=None, legend=None),
             tooltip=[
                 alt.Tooltip("kind:N", title="Time"),
                 alt.Tooltip("least:N", title="From"),

@@ -103,11 +103,17 @@ def _end(frame: pl.DataFrame) -> int:
 
 
 def _head(name: str, mine: pl.DataFrame, width: int) -> alt.TitleParams:
-    """Head a panel; where there is no legend, since there is one entry, it names it."""
+    """Head a panel; where one category has most of each cell, and so no legend, it names it."""
     found = mine["category"].unique().to_list()
-    only = ": not known" if found == ["unknown"] else f": {found[0]} only"
-    text = _HEADS[name] + only * (len(found) == 1)
+    text = _HEADS[name] + _one(found[0], mine) * (len(found) == 1)
     return alt.TitleParams(wrapped(text, width), fontSize=12, fontWeight="normal", offset=6)
+
+
+def _one(category: str, mine: pl.DataFrame) -> str:
+    """Name the one category that is seen: the only one, or the first in each cell."""
+    if mine["fraction"].min() != 1.0:
+        return f": {category} has most in each cell"
+    return ": not known" if category == "unknown" else f": {category} only"
 
 
 def _note(cells: pl.DataFrame, runs: pl.DataFrame) -> str:
@@ -137,6 +143,7 @@ def _prepared(cells: pl.DataFrame, time: TimeAxis) -> pl.DataFrame:
         high=pl.col("place_end") / VA_BLOCK_BYTES,
         address=hex_label("va"),
         category=label,
+        fraction="category_fraction",
         # A logarithm here, so that each layer needs no scale of its own.
         amount=(amount.log() / amount.log().max().over("layer")).fill_nan(1.0).fill_null(1.0),
         held=pl.when(faults)
@@ -159,7 +166,7 @@ def _color(
 
 def _rects(mine: pl.DataFrame, time: TimeAxis, color: alt.Color) -> alt.Chart:
     return (
-        alt.Chart(mine.drop("layer"))
+        alt.Chart(mine.drop("layer", "fraction"))
         .mark_rect(strokeWidth=0)
         .encode(
             x2="end:Q",

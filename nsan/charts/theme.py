@@ -94,6 +94,11 @@ LOOKS: Final[Mapping[Theme, Look]] = {
 """The look of each theme."""
 
 
+_LOCALE: Final = alt.Locale(
+    number=alt.NumberLocale(decimal=".", thousands=" ", grouping=[3], currency=["", ""])
+)
+"""Numbers of axes and tooltips are grouped as those of texts (:func:`nsan.units.format_count`)."""
+
 ACCENTS: Final = (Shade("#2f5d9b", "#8ab4f0"), Shade("#b45f06", "#f0a050"))
 """Colours of figures that have no cause or access: a first one, and a second beside it."""
 
@@ -211,7 +216,7 @@ def themed(chart: alt.TopLevelMixin, theme: Theme) -> alt.TopLevelMixin:
     colours = look(theme)
     labels = {"labelColor": colours.muted, "titleColor": colours.text, "labelFontSize": 11}
     return (
-        chart.configure(background=colours.ground, font=FONT, padding=12)
+        chart.configure(background=colours.ground, font=FONT, padding=12, locale=_LOCALE)
         .configure_view(stroke=colours.grid, strokeWidth=1)
         .configure_axis(
             **labels,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import altair as alt
 import polars as pl
@@ -28,6 +29,11 @@ from nsan.charts.theme import (
 )
 from nsan.text import direction_word
 from nsan.units import counted, format_bytes
+
+_ACROSS_PX: Final = 260
+_BETWEEN_PX: Final = 120
+_LEAST_PX: Final = 2
+"""A bar that is lower would not be seen beside a high one."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ def migrations_over_time(
     ).row(0)
     time = time_axis(first, last)
     unit, size = byte_unit(most)
-    frame = _prepared(moved, time, size)
+    least = _least(moved)
+    frame = _prepared(moved, time, size, least)
     domain = [frame["start"].min(), frame["end"].max()]
     shared = _Frame(time, domain, unit, width, theme)  # type: ignore[arg-type]
     between = frame["direction"] == direction_word("dtod")
@@ -87,9 +94,8 @@ def migrations_over_time(
         # One scale of time for both rows, and its labels once.
         rows = (_across(frame.filter(~between), shared, labels=False), frame.filter(between))
         body = alt.vconcat(rows[0], _between(rows[1], shared), spacing=10)
-    return themed(
-        body.properties(title=titled("Migrations over time", width, [_note(moved)])), theme
-    )
+    notes = [_note(moved) + _least_note(moved, least)]
+    return themed(body.properties(title=titled("Migrations over time", width, notes)), theme)
 
 
 def migrations_of_two(
@@ -129,8 +135,9 @@ def migrations_of_two(
     longest = max(last - first for first, last in spans)
     unit, size = byte_unit(max(_most(each) for each in drawn))
     time = time_axis(0, longest)
+    least = _least(pl.concat(drawn))
     rows = [
-        _prepared(each, TimeAxis(time.unit, time.ns, first), size)
+        _prepared(each, TimeAxis(time.unit, time.ns, first), size, least)
         for each, (first, _) in zip(drawn, spans, strict=True)
     ]
     shared = _Frame(
@@ -146,7 +153,7 @@ def migrations_of_two(
         _across(each, shared, labels=bool(place)).properties(title=_of(name, moved))
         for place, (each, name, moved) in enumerate(zip(rows, names, drawn, strict=True))
     ]
-    notes = [_stretch_note(drawn)]
+    notes = [_stretch_note(drawn) + _least_note(pl.concat(drawn), least)]
     if any(each.height < whole.height for each, whole in zip(drawn, (a, b), strict=True)):
         notes.append("Copies between GPUs are left out.")
     body = alt.vconcat(*parts, spacing=10).resolve_scale(y="shared", color="shared")
@@ -190,14 +197,30 @@ def _only(moved: pl.DataFrame) -> str:
     return " The cause is not known." if found == ["unknown"] else f" All by {found[0]}."
 
 
-def _prepared(moved: pl.DataFrame, time: TimeAxis, size: int) -> pl.DataFrame:
+def _least(moved: pl.DataFrame) -> pl.Expr:
+    """Find by direction how many bytes the lowest bar that is seen stands for, byte."""
+    end = (pl.col("before_bytes") + pl.col("bytes")).max()
+    way = pl.col("direction").cast(pl.String)
+    ends = dict(moved.group_by(way).agg(end).iter_rows())
+    across = (ends.get("htod", 0) + ends.get("dtoh", 0)) / _ACROSS_PX
+    pixel = {"htod": across, "dtoh": across, "dtod": ends.get("dtod", 0) / _BETWEEN_PX}
+    return _LEAST_PX * way.replace_strict(pixel, default=0.0, return_dtype=pl.Float64)
+
+
+def _least_note(moved: pl.DataFrame, least: pl.Expr) -> str:
+    low = moved.select(((pl.col("bytes") > 0) & (pl.col("bytes") < least)).any()).item()
+    return f" A bar is at least {_LEAST_PX} pixels high." * bool(low)
+
+
+def _prepared(moved: pl.DataFrame, time: TimeAxis, size: int, least: pl.Expr) -> pl.DataFrame:
     """Put times and sizes into the units of the axes; what leaves a GPU gets a minus."""
     sign = pl.when(pl.col("direction").cast(pl.String) == "dtoh").then(-1).otherwise(1)
+    seen = pl.when(pl.col("bytes") > 0).then(pl.max_horizontal("bytes", least)).otherwise("bytes")
     return moved.select(
         start=time.of("start_ns"),
         end=time.of("end_ns"),
         low=sign * pl.col("before_bytes") / size,
-        high=sign * (pl.col("before_bytes") + pl.col("bytes")) / size,
+        high=sign * (pl.col("before_bytes") + seen) / size,
         cause=cause_label().fill_null("unknown"),
         direction=direction_label().fill_null("unknown"),
         moved=pl.col("bytes").map_elements(format_bytes, return_dtype=pl.String),
@@ -208,12 +231,14 @@ def _prepared(moved: pl.DataFrame, time: TimeAxis, size: int) -> pl.DataFrame:
 def _across(frame: pl.DataFrame, shared: _Frame, *, labels: bool) -> Part:
     """Draw what crossed between host and GPUs."""
     title = f"\N{LEFTWARDS ARROW} out of GPU, {shared.unit}, into GPU \N{RIGHTWARDS ARROW}"
-    return _bars(frame, shared, title=title, height=260, labels=labels)
+    return _bars(frame, shared, title=title, height=_ACROSS_PX, labels=labels)
 
 
 def _between(frame: pl.DataFrame, shared: _Frame) -> Part:
     """Draw what moved from GPU to GPU."""
-    return _bars(frame, shared, title=f"Between GPUs, {shared.unit}", height=120, labels=True)
+    return _bars(
+        frame, shared, title=f"Between GPUs, {shared.unit}", height=_BETWEEN_PX, labels=True
+    )
 
 
 def _bars(

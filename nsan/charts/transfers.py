@@ -62,8 +62,7 @@ def transfer_sizes(
     altair chart
         A row per direction. A cell is the stronger, the more copies it has.
     """
-    sizes = cells.select(pl.min("min_bytes"), pl.max("max_bytes")).row(0)
-    shared = _Frame(sizes, width, theme)
+    shared = _Frame(_sizes(cells), width, theme)
     ways = cells["direction"].unique().sort().cast(pl.String).to_list()
     rows = [_row(cells, curves, way, shared, last=way == ways[-1]) for way in ways]
     body: Drawing = rows[0] if len(rows) == 1 else alt.vconcat(*rows, spacing=10)
@@ -73,6 +72,13 @@ def transfer_sizes(
     ]
     title = titled("Transfer size and throughput", width, notes)
     return themed(body.properties(title=title), theme)
+
+
+def _sizes(cells: pl.DataFrame) -> tuple[float, float]:
+    """Give the range of sizes, with room at both edges: a cell at an edge would look cut."""
+    low, high = cells.select(pl.min("min_bytes"), pl.max("max_bytes")).row(0)
+    room = (high / low) ** 0.02
+    return low / room, high * room
 
 
 def _largest(frame: pl.DataFrame, column: str) -> float:
@@ -146,7 +152,7 @@ def _cells(cells: pl.DataFrame, unit: str, per_unit: float, shared: _Frame) -> a
         moved=pl.col("bytes").map_elements(format_bytes, return_dtype=pl.String),
         size=pl.col("min_bytes").map_elements(format_bytes, return_dtype=pl.String),
     )
-    shades = alt.Scale(type="log", range=[_mixed(shared.theme), accent(shared.theme)])
+    shades = alt.Scale(type="log", range=[weakest_cell(shared.theme), accent(shared.theme)])
     return (
         alt.Chart(frame, width=shared.width, height=_HEIGHT)
         .mark_rect(strokeWidth=0)
@@ -164,7 +170,7 @@ def _cells(cells: pl.DataFrame, unit: str, per_unit: float, shared: _Frame) -> a
     )
 
 
-def _mixed(theme: Theme) -> str:
-    """Mix ground and accent, a third of the way: the weakest shade that is seen."""
+def weakest_cell(theme: Theme) -> str:
+    """Mix ground and accent: the weakest shade, which stands out from the ground by 3 to 1."""
     pairs = zip(*(bytes.fromhex(c[1:]) for c in (look(theme).ground, accent(theme))), strict=True)
-    return "#" + "".join(f"{round(low + (high - low) / 3):02x}" for low, high in pairs)
+    return "#" + "".join(f"{round(low + (high - low) * 0.66):02x}" for low, high in pairs)

@@ -129,9 +129,12 @@ def _with_command(arguments: list[str]) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     for number, handler in previous.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
+        if number != signal.SIGINT and handler is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _terminate)
     try:
         status: int = args.run(args)
@@ -148,6 +151,8 @@ def _run(args: argparse.Namespace) -> int:
         complain(f"the result cannot be written: {error.strerror or error}.")
         return 1
     except KeyboardInterrupt as stop:
+        # Whoever presses Ctrl-C thrice is answered once.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         _let_go(stop)
         complain("interrupted; nothing half-written is left.")
         return 130

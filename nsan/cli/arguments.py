@@ -50,7 +50,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
         "--json", dest="format", action="store_const", const="json", help="short for --format json"
     )
     group.add_argument(
-        "--rows", type=_positive, metavar="N", help="at most N rows per table; JSON always has all"
+        "--rows", type=positive, metavar="N", help="at most N rows per table; JSON always has all"
     )
     group.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write here instead of stdout"
@@ -77,7 +77,8 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Read a number of rows, which is above 0."""
     if not text.isdecimal() or int(text) == 0:
         msg = f"{text!r} is not a number of rows above 0"
         raise argparse.ArgumentTypeError(msg)
@@ -213,6 +214,6 @@ def output_path(args: argparse.Namespace) -> Path:
         logs = [source.with_name(source.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
         if real in {source, *logs} or source in real.parents:
             raise OutputIsInputError(path)
-    if path.exists() and not args.force_overwrite:
+    if os.path.lexists(path) and not args.force_overwrite:
         raise OutputExistsError(path)
     return path

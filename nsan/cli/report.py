@@ -15,8 +15,10 @@ Examples
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ from nsan.cli.arguments import (
     is_filtered,
     located,
     output_path,
+    positive,
     show_progress,
     um_status,
     write_file,
@@ -69,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_verbosity(parser)
     group = parser.add_argument_group("report")
     add_snapshot(group)
-    group.add_argument("--rows", type=int, metavar="N", help="at most N rows per table, default 10")
+    group.add_argument(
+        "--rows", type=positive, metavar="N", help="at most N rows per table, default 10"
+    )
     group.add_argument("--theme", choices=("light", "dark"), help="default: light")
     group.add_argument("--code", action="store_true", help="also the code of the notebook, folded")
     group.add_argument(
@@ -143,7 +148,8 @@ def _choose_output(args: argparse.Namespace) -> None:
     if args.format is None:
         if args.output is not None and suffix not in _FORMATS and not args.output.is_dir():
             known = ", ".join(_SUFFIXES.values())
-            msg = f"{suffix or 'No suffix'} is no format of a report. There are: {known}; or give --format."
+            named = f"{suffix} is no format" if suffix else f"{args.output.name!r} names no format"
+            msg = f"{named} of a report. There are: {known}; or give --format."
             raise UsageError(msg)
         args.format = _FORMATS.get(suffix, "html")
     elif suffix in _FORMATS and _FORMATS[suffix] != args.format:
@@ -188,6 +194,8 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, str, dict[str, Any]]:
     found = read_notebook(path)
     known = parameters_of(found, path.name)
     values = parse_parameters(known, args.parameters, path.name)
+    if args.notebook is None:
+        _check_values(values)
     given = {
         "TRACE": None if args.trace is None else _for_kernel(args.trace),
         "SNAPSHOT": None if args.snapshot is None else _for_kernel(args.snapshot),
@@ -205,6 +213,16 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, str, dict[str, Any]]:
     if args.notebook is not None and "THEME" not in known:
         given.pop("THEME", None)  # the page has a theme of its own
     return found, path.name, checked(known, given, path.name) | values
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    """Refuse what the options --rows and --theme would."""
+    if values.get("ROWS", 1) < 1:
+        msg = f"-p ROWS={values['ROWS']}: a table has at least 1 row."
+        raise UsageError(msg)
+    if values.get("THEME", "light") not in {"light", "dark"}:
+        msg = f"-p THEME={values['THEME']}: there are light and dark."
+        raise UsageError(msg)
 
 
 _OPTION: Final = {
@@ -240,7 +258,8 @@ def _executed(args: argparse.Namespace, notebook: Any, name: str, values: dict[s
             raise
         hide_paths(error.notebook, shown)
         kept = keep_beside(args.output, error.notebook)
-        raise NsanError(f"{error}\nWhat ran until there is in {kept}.") from error
+        where = f"What ran until there is in {safe(kept)}; it may name folders of this machine."
+        raise NsanError(f"{error}\n{where}") from error
     hide_paths(executed, shown)
     return without_empty_sections(executed)
 
@@ -258,32 +277,52 @@ def _write(args: argparse.Namespace, notebook: Any, name: str) -> None:
     def page(*, live: bool) -> str:
         return page_of(notebook, title=title, theme=theme, code=args.code, live=live)
 
-    writers: dict[str, Callable[[], bytes]] = {
-        "html": lambda: page(live=True).encode(),
-        "pdf": lambda: pdf_of(page(live=False)),
-        "ipynb": lambda: notebook_text(notebook).encode(),
-        "markdown": lambda: _markdown(args, notebook),
-    }
-    data = writers[args.format]()
-    write_file(args, lambda place: place.write_bytes(data))
-    if not args.quiet and len(data) > MOST_BYTES and args.format == "html":
-        complain(
-            f"{args.output.name} has {len(data) / 1e6:.1f} MB: outputs of the notebook are large."
-        )
+    if args.format == "markdown":
+        _write_markdown(args, notebook)
+    else:
+        writers: dict[str, Callable[[], bytes]] = {
+            "html": lambda: page(live=True).encode(),
+            "pdf": lambda: pdf_of(page(live=False)),
+            "ipynb": lambda: notebook_text(notebook).encode(),
+        }
+        data = writers[args.format]()
+        write_file(args, lambda place: place.write_bytes(data))
+        if not args.quiet and len(data) > MOST_BYTES and args.format == "html":
+            size = f"{len(data) / 1e6:.1f} MB"
+            complain(f"{args.output.name} has {size}: outputs of the notebook are large.")
     emit(f"{safe(args.output)}\n")
 
 
-def _markdown(args: argparse.Namespace, notebook: Any) -> bytes:
-    """Write the pictures beside the text, and give the text."""
+def _write_markdown(args: argparse.Namespace, notebook: Any) -> None:
+    """Write the text with its pictures beside it: all of it, or nothing."""
     from nsan.report.markdown_file import markdown_of_notebook, pictures_of_notebook
 
     folder = _pictures_of(args.output)
     pictures = pictures_of_notebook(notebook)
+    text = markdown_of_notebook(notebook, folder=folder.name).encode()
+    is_new = not folder.exists()
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
         if pictures:
-            folder.mkdir(exist_ok=True)
+            beside.mkdir()
         for picture, data in pictures.items():
-            (folder / picture).write_bytes(data)
-    except OSError as error:
-        raise OutputWriteError(folder, error.strerror or str(error)) from error
-    return markdown_of_notebook(notebook, folder=folder.name).encode()
+            (beside / picture).write_bytes(data)
+        write_file(args, lambda place: _both(place, text, beside if pictures else None, folder))
+    except BaseException as error:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise OutputWriteError(args.output, error.strerror or str(error)) from error
+        raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _both(place: Path, text: bytes, beside: Path | None, folder: Path) -> None:
+    """Write the text; once that is there, the pictures go to their place."""
+    place.write_bytes(text)
+    if beside is None:
+        return
+    folder.mkdir(exist_ok=True)
+    for picture in beside.iterdir():
+        picture.replace(folder / picture.name)

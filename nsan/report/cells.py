@@ -33,6 +33,13 @@ NO_SCRIPT: Final = (
 )
 
 
+_STYLED: Final = re.compile(r"<[^>]* style=|<(?:style|svg)\b")
+"""What may be drawn beyond its place, unless an output is around it."""
+
+
+_NAMELESS: Final = re.compile(r"<IPython\.[\w.]+ object>")
+
+
 @dataclass(frozen=True)
 class Markup:
     """A part of a page that is written.
@@ -116,6 +123,12 @@ def blocks_in(data: Mapping[str, Any]) -> list[Block] | None:
     return None if held is None else from_plain(held["blocks"])
 
 
+def plain_text(data: Mapping[str, Any]) -> str:
+    """Read the plain form of an output; nothing if it only names an object of IPython's."""
+    text = joined(data.get("text/latex") or data.get("text/plain", ""))
+    return "" if _NAMELESS.fullmatch(text.strip()) else text
+
+
 def last_lines(text: str) -> str:
     """Leave of a line that was written again and again, as of a progress bar, what it said last."""
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
@@ -126,7 +139,10 @@ def _written(cell: Any, anchors: Anchors) -> Markup:
     if cell.cell_type != "markdown":
         return Markup(_pre(cell.source))
     held = cell.get("attachments")
-    return Markup(_rendered(cell.source, held, anchors), is_own=not held)
+    text = _rendered(cell.source, held, anchors)
+    if _STYLED.search(text):
+        text = f'<div class="nsan-output">{text}</div>'
+    return Markup(text, is_own=not held)
 
 
 def _rendered(source: str, attachments: Any = None, anchors: Anchors | None = None) -> str:
@@ -184,7 +200,7 @@ def _shown(data: Mapping[str, Any]) -> str:
             return _image(kind, joined(data[kind]))
     if "text/markdown" in data:
         return _rendered(joined(data["text/markdown"]))
-    text = joined(data.get("text/latex") or data.get("text/plain", ""))
+    text = plain_text(data)
     note = f"<p class='nsan-note'>{NO_SCRIPT}</p>" if asks_for_script(data) else ""
     if not text and not note:
         text = "\n".join(json.dumps(each) for kind, each in data.items() if kind.endswith("/json"))
@@ -200,7 +216,7 @@ def shows(markup: str) -> bool:
 def asks_for_script(data: Mapping[str, Any]) -> bool:
     """Say whether an output is drawn by a script of its own, as widgets are."""
     return "<script" in joined(data.get("text/html", "")) or any(
-        kind.startswith("application/vnd.") for kind in data
+        kind.startswith("application/vnd.") or kind == "application/javascript" for kind in data
     )
 
 

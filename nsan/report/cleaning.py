@@ -2,7 +2,7 @@
 
 What a cell of somebody's notebook shows may be anything. Scripts do not run in a report, by the policy of
 the page; here goes what a policy does not hold back: what leads away by itself, what asks a network, what
-is not closed. Only known elements and attributes stay, with their text.
+hides or covers the rest, what is not closed. Only known elements and attributes stay, with their text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from typing import Final
+
+from nsan.report.foreign_style import declarations, rules
 
 _VOID: Final = frozenset(("br", "hr", "img", "wbr", "col"))
 _SHAPES: Final = frozenset(
@@ -53,7 +55,7 @@ _ATTRIBUTES: Final = frozenset(
 )
 _LINK: Final = re.compile(r"(?:https?://|mailto:|#)", re.IGNORECASE)
 _PICTURE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp|svg\+xml)[;,]", re.IGNORECASE)
-_ELSEWHERE: Final = re.compile(r"@import[^;]*;?|url\(\s*['\"]?(?!\s*data:)[^)]*\)?", re.IGNORECASE)
+_LOOKS: Final = frozenset(("class", "style"))
 _HEADING: Final = re.compile(r"h[1-6]")
 
 
@@ -175,8 +177,7 @@ class _Cleaner(HTMLParser):
         if self._gone:
             return
         if self._open and self._open[-1] == "style":
-            # In SVG a style is no raw text.
-            self._out.append(_ELSEWHERE.sub("", data).replace("<", "\\3c "))
+            self._out.append(rules(data))
         else:
             self._out.append(html.escape(data, quote=False))
 
@@ -190,10 +191,11 @@ class _Cleaner(HTMLParser):
         self._out.append(f"</{tag}>")
 
     def _kept(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> str:
+        said = [(key, _within(key, value or "")) for key, value in attrs if key in _ATTRIBUTES]
         kept = [
-            f' {key}="{html.escape(_here(key, value or ""), quote=True)}"'
-            for key, value in attrs
-            if key in _ATTRIBUTES
+            f' {key}="{html.escape(value, quote=True)}"'
+            for key, value in said
+            if value or key not in _LOOKS
         ]
         address = dict(attrs).get("href") if tag == "a" else None
         if address and _LINK.match(address):
@@ -210,5 +212,10 @@ class _Cleaner(HTMLParser):
             self._out.append(f"<em>[{html.escape(str(given['alt']), quote=False)}]</em>")
 
 
-def _here(key: str, value: str) -> str:
-    return _ELSEWHERE.sub("", value) if key == "style" else value
+def _within(key: str, value: str) -> str:
+    """Keep of how something looks what does not reach beyond it; the names of nsan's own parts are nsan's."""
+    if key == "style":
+        return declarations(value)
+    if key == "class":
+        return " ".join(each for each in value.split() if not each.lower().startswith("nsan-"))
+    return value

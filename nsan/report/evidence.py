@@ -11,10 +11,13 @@ import polars as pl
 from nsan.health import NVPROF_KINDS
 from nsan.info import MODEL_KIND
 from nsan.reading import in_flight, n_gpus
+from nsan.report import waiting
+from nsan.report.sections.saying import worst
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from nsan.report.report import Report
+    from nsan.report.waiting import Waited
 
 FAULTS: Final = ("coherence", "prefetch")
 """Causes of what page faults brought: the pages themselves, and what the driver's prefetcher added."""
@@ -37,13 +40,17 @@ class Held:
 
 @dataclass(frozen=True)
 class Place:
-    """The one of several places that moved most, and what all of them moved together."""
+    """The one of several places that moved most, and what all of them moved together.
+
+    ``is_by_launch``: what the GPU did was laid to where it was launched, not to what the CPU did meanwhile.
+    """
 
     name: str
     bytes: int
     all_bytes: int
     size_bytes: int | None = None
     is_guessed: bool = False
+    is_by_launch: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,12 +95,17 @@ class Evidence:
         GPUs.
     in_flight : str
         For how long copies were under way, in words; empty where that is not known.
-    waiting_ns, kernels_ns : int, optional
-        Time in which a kernel ran and, of that, at most in which a GPU fault waited, summed over GPUs.
+    n_kernels : int, optional
+        Kernels and launches of graphs; of a part of a capture those that start in it.
+    kernels_ns, waiting_ns : int, optional
+        Time in which a kernel ran and, of that, at most in which a GPU fault waited, summed over GPUs; of
+        a part of a capture what lies in it.
+    waiting_kind : str
+        Of which kind the latter is.
     n_fault_rows, n_kernel_names : int, optional
         GPU fault rows, and kernels of different names.
-    outcomes : mapping of str to int
-        Batches of fault rows by what became of them.
+    outcomes, outcomes_kind : mapping of str to int, str
+        Batches of fault rows by what became of them, and of which kind these numbers are.
     held : Held, optional
         The kernel that waited longest.
     alone_bytes : int
@@ -118,11 +130,14 @@ class Evidence:
     times_in: float | None = None
     n_gpus: int = 1
     in_flight: str = ""
-    waiting_ns: int | None = None
+    n_kernels: int | None = None
     kernels_ns: int | None = None
+    waiting_ns: int | None = None
+    waiting_kind: str = "derived"
     n_fault_rows: int | None = None
     n_kernel_names: int | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
+    outcomes_kind: str = "derived"
     held: Held | None = None
     alone_bytes: int = 0
     allocation: Place | None = None
@@ -182,7 +197,9 @@ def gather(report: Report) -> Evidence:
         What they say; what cannot be asked is left unknown.
     """
     document = report.summary
-    kernels, moved = report.rows_of("faults_by_kernel"), _moved(document)
+    kernels, moved = waiting.by_kernel(report), _moved(document)
+    in_all, n_names = _in_all(report, kernels)
+    batches = report.rows_of("batch_latency")
     return Evidence(
         answers=document["capture"],
         moved=moved,
@@ -190,11 +207,14 @@ def gather(report: Report) -> Evidence:
         times_in=_times_in(report.rows_of("amplification")),
         n_gpus=n_gpus(document),
         in_flight=in_flight(document),
-        waiting_ns=None if kernels is None else int(_work(kernels)["exposed_ns"].sum()),
-        kernels_ns=document["kernels"]["busy_ns"],
+        n_kernels=_n_kernels(document),
+        kernels_ns=in_all.time_ns if in_all else document["kernels"]["busy_ns"],
+        waiting_ns=in_all.exposed_ns if in_all else None,
+        waiting_kind=in_all.kind if in_all else "derived",
         n_fault_rows=document["gpu_faults"]["n_rows"],
-        n_kernel_names=None if kernels is None else _work(kernels)["name"].n_unique(),
-        outcomes=_counted(report.rows_of("batch_latency"), "outcome", pl.col("n_batches").sum()),
+        n_kernel_names=n_names,
+        outcomes=_counted(batches, "outcome", pl.col("n_batches").sum()),
+        outcomes_kind=_kind(report, batches),
         held=None if kernels is None else _held(kernels),
         alone_bytes=0 if kernels is None else _alone(kernels),
         allocation=_allocation(report.rows_of("faults_by_allocation")),
@@ -219,6 +239,27 @@ def _moved(document: Mapping[str, Any]) -> dict[tuple[str, str], int] | None:
         key = (row["direction"], row["cause"])
         moved[key] = moved.get(key, 0) + row["bytes"]
     return moved
+
+
+def _n_kernels(document: Mapping[str, Any]) -> int | None:
+    counts = [document["kernels"][key] for key in ("n", "n_graph_launches")]
+    return None if counts[0] is None else sum(each or 0 for each in counts)
+
+
+def _in_all(report: Report, kernels: pl.DataFrame | None) -> tuple[Waited | None, int | None]:
+    """Measure kernels of several names together, and count their names."""
+    if kernels is None:
+        return None, None
+    n_names = _work(kernels)["name"].n_unique()
+    is_known = n_names > 1 and report.summary["kernels"]["busy_ns"] is not None
+    return waiting.in_all(report, kernels) if is_known else None, n_names
+
+
+def _kind(report: Report, batches: pl.DataFrame | None) -> str:
+    """Say of which kind numbers of batches are, as the analysis knows it."""
+    if batches is None:
+        return "derived"
+    return worst(report.kinds("batch_latency", batches), ("outcome", "n_batches"))
 
 
 def _times_in(found: pl.DataFrame | None) -> float | None:
@@ -280,18 +321,20 @@ def _allocation(found: pl.DataFrame | None) -> Place | None:
 
 def _range(report: Report) -> Place | None:
     """Choose the NVTX range that brought most to GPUs, with ranges inside not counted."""
-    found = (
-        report.rows_of("faults_by_nvtx", report.nvtx_options())
-        if report.is_recorded("nvtx")
-        else None
-    )
+    options = report.nvtx_options()
+    found = report.rows_of("faults_by_nvtx", options) if report.is_recorded("nvtx") else None
     if found is None:
         return None
     named = found.filter(pl.col("part") == "range").sort(
         "in_bytes", descending=True, maintain_order=True
     )
     for row in named.head(1).to_dicts():
-        return Place(row["name"] or "", row["in_bytes"] or 0, int(found["in_bytes"].sum()))
+        return Place(
+            name=row["name"] or "",
+            bytes=row["in_bytes"] or 0,
+            all_bytes=int(found["in_bytes"].sum()),
+            is_by_launch=bool(options),
+        )
     return None
 
 

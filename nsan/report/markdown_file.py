@@ -18,8 +18,11 @@ from nsan.report.cells import (
     joined,
     last_lines,
     merged,
+    plain_text,
 )
+from nsan.report.cleaning import cleaned
 from nsan.report.fitting import minified
+from nsan.report.html_as_text import text_of_html
 from nsan.tabular.text import name
 from nsan.text import safe
 
@@ -62,7 +65,8 @@ def markdown_of_notebook(notebook: NotebookNode, *, folder: str) -> str:
     -------
     str
         Markdown. What cells show that is not nsan's stands as Markdown if they have that, as a picture,
-        or as text in a fence.
+        or as text in a fence. Markdown of the notebook's own, of its cells and of what they show, stays as
+        its author wrote it, with its links and its HTML: what shows the file decides what they may do.
     """
     return _Writer(folder).write(notebook)
 
@@ -108,7 +112,7 @@ class _Writer:
                 content = joined(data[kind])
                 held = content.encode() if suffix == "svg" else b64decode(content)
                 return self._named("output", suffix, held, "A picture that the notebook shows")
-        text = joined(data.get("text/latex") or data.get("text/plain", ""))
+        text = plain_text(data) or text_of_html(cleaned(joined(data.get("text/html", ""))))
         if not text and asks_for_script(data):
             return f"*{NO_SCRIPT}*"
         if not text:

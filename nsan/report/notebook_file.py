@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import nbformat
 
 from nsan.errors import InputMissingError, NsanError, OutputWriteError
 from nsan.report.shown import MIME
 from nsan.text import safe, shortened
+
+_UNREADABLE: Final = (
+    OSError,
+    ValueError,
+    nbformat.ValidationError,
+    nbformat.reader.NotJSONError,
+    # What nbformat makes of JSON that is something else.
+    AttributeError,
+    KeyError,
+    TypeError,
+)
 
 
 class NotANotebookError(NsanError):
@@ -19,7 +30,7 @@ class NotANotebookError(NsanError):
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
         super().__init__(
-            f"{safe(path.name)} is no Jupyter notebook that can be run: {shortened(reason, 200)}. "
+            f"{safe(path)} is no Jupyter notebook that can be run: {shortened(reason, 200)}. "
             "Give a Python notebook (.ipynb) that JupyterLab opens."
         )
 
@@ -48,8 +59,10 @@ def read_notebook(path: Path) -> Any:
         found = nbformat.reads(  # type: ignore[no-untyped-call]
             path.read_text(encoding="utf-8"), as_version=4
         )
+        # What is converted from an older format is not of the class that papermill knows.
+        found = nbformat.from_dict(found)  # type: ignore[no-untyped-call]
         nbformat.validate(found)
-    except (OSError, ValueError, nbformat.ValidationError, nbformat.reader.NotJSONError) as error:
+    except _UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise NotANotebookError(path, reason) from error
     kernel = found.metadata.get("kernelspec", {})

@@ -51,6 +51,9 @@ _POLICY: Final = (
     "base-uri 'none'; form-action 'none'"
 )
 
+_LONGEST_ENTRY: Final = 80
+"""Letters of a heading in the contents."""
+
 _STILL_NOTE: Final = (
     "A picture only: with its data, this page would have more than 3 MB. "
     "`nsan export {name} TRACE -o {name}.html` writes the chart with its data."
@@ -168,7 +171,7 @@ def _figure(number: int, form: Form, *, is_live: bool) -> str:
 def _contents(anchors: Iterable[Anchor]) -> str:
     """Write the contents twice: beside the text where there is room, folded above it where not."""
     lines = [
-        f'<li><a href="#{each.id}">{inline(each.text)}</a></li>'
+        f'<li><a href="#{each.id}">{inline(shortened(each.text, _LONGEST_ENTRY))}</a></li>'
         for each in anchors
         if each.level == 2
     ]

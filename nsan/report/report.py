@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -127,6 +127,13 @@ class Report:
         """Name of the memory snapshot that was asked for, without its folder; empty if none was."""
         return Path(self._asked_for_snapshot).name if self._asked_for_snapshot else ""
 
+    @property
+    def is_snapshot_elsewhere(self) -> bool:
+        """Whether a memory snapshot was asked for that does not lie in the folder of the trace."""
+        if not self.snapshot_name or self.snapshot_path is None:
+            return False
+        return self.snapshot_path.resolve().parent != self.path.resolve().parent
+
     @cached_property
     def joined(self) -> Joined | None:
         """The trace joined with the snapshot; None without one."""
@@ -177,12 +184,25 @@ class Report:
             )
         return found
 
+    def rests_on(self, names: Iterable[str]) -> None:
+        """Keep of the analyses that the section being written asked those that it stands on.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Analyses of which a figure, or that there is none, stands in the section.
+        """
+        kept = set(names)
+        asked = self.used.pop(self._section, {})
+        if used := {name: kind for name, kind in asked.items() if name in kept}:
+            self.used[self._section] = used
+
     def _use(self, analysis: Analysis, found: pl.DataFrame | None = None) -> None:
-        """Note that the section which is being written stands on an analysis."""
-        if found is not None and not found.height:
-            return
+        """Note that the section which is being written stands on an analysis, be it that it found nothing."""
         used = self.used.setdefault(self._section, {})
-        kind = worst_kind(self.source_of(analysis), analysis, found)
+        # That there is nothing is as certain as what there might have been.
+        rows = found if found is not None and found.height else None
+        kind = worst_kind(self.source_of(analysis), analysis, rows)
         used[analysis.name] = max(kind, used.get(analysis.name, kind), key=KINDS.index)
 
     # Results --------------------------------------------------------------------------------------
@@ -203,8 +223,9 @@ class Report:
             The result.
         """
         analysis = find_analysis(name)
+        found = self._run(analysis, options)
         self._use(analysis)
-        return self._run(analysis, options)
+        return found
 
     def _run(self, analysis: Analysis, options: Mapping[str, Any] | None) -> pl.LazyFrame:
         return run_analysis(self.source_of(analysis), analysis, options)

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ NEEDED: Final = {
 """What a report needs beyond the base install: modules, and the packages that bring them."""
 
 _KERNEL_ENVIRONMENT: Final = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+_WAY_OUT: Final = " If memory ran out, ask for a part of the trace: --filter-time, --gpu."
 _LOG: Final = "kernel.log"
 _GRACE_S: Final = 5.0
 _LONGEST_SOCKET: Final = 90
@@ -44,19 +45,19 @@ class NotebookFailedError(NsanError):
 
     def __init__(self, name: str, cell: int, reason: str, notebook: Any) -> None:
         self.name, self.cell, self.reason, self.notebook = name, cell, reason, notebook
-        super().__init__(f"{safe(name)}, code cell {cell}: {shortened(reason, 400)}")
+        said = shortened(" ".join(reason.split()), 400)
+        super().__init__(f"{safe(name)}, code cell {cell}: {said}")
 
 
 class KernelLostError(NsanError):
     """The kernel did not start, or ended before the notebook did."""
 
-    def __init__(self, name: str, error: Exception, last: str) -> None:
+    def __init__(self, name: str, error: Exception, last: str, *, is_dead: bool) -> None:
         self.name, self.last = name, last
         reason = shortened(str(error) or type(error).__name__, 200).rstrip(".")
         said = f" Its last words: {shortened(last, 300)}." if last else ""
         super().__init__(
-            f"{safe(name)} did not run to its end: {reason}.{said} "
-            "If memory ran out, ask for a part of the trace: --filter-time, --gpu."
+            f"{safe(name)} did not run to its end: {reason}.{said}{_WAY_OUT * is_dead}".rstrip()
         )
 
 
@@ -110,9 +111,23 @@ def execute(
             while job.is_alive():
                 job.join(0.2)
         except BaseException:
-            job.stop()
+            # Whoever presses Ctrl-C again must not keep the kernel from being ended.
+            with _undisturbed():
+                job.stop()
             raise
         return job.result(name)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 class _Job(threading.Thread):
@@ -174,16 +189,22 @@ class _Job(threading.Thread):
 
     def result(self, name: str) -> Any:
         """Give the notebook, or say what went wrong."""
+        from nbclient.exceptions import DeadKernelError
         from papermill.exceptions import PapermillExecutionError
 
         if self._error is None:
             return self._found
         if not isinstance(self._error, PapermillExecutionError):
-            raise KernelLostError(name, self._error, self._last_words()) from self._error
+            is_dead = isinstance(self._error, DeadKernelError)
+            raise KernelLostError(
+                name, self._error, self._last_words(), is_dead=is_dead
+            ) from self._error
         failed = self._error
         partial = read_notebook(self._place) if self._place.exists() else None
         reason = f"{failed.ename}: {failed.evalue}"
-        raise NotebookFailedError(name, failed.exec_count or 0, reason, partial) from failed
+        # papermill puts the values into a cell of its own, in front of the others.
+        cell = (failed.exec_count or 0) - bool(self._values)
+        raise NotebookFailedError(name, cell, reason, partial) from failed
 
 
 def _kernel_class(started: list[Any], folder: Path) -> type:
@@ -207,7 +228,7 @@ def _kernel_class(started: list[Any], folder: Path) -> type:
         async def start_kernel(self, **how: Any) -> Any:  # type: ignore[override]
             """Start it, with what it says of itself in a file: a terminal is not the place."""
             with (folder / _LOG).open("ab") as log:
-                return await super()._async_start_kernel(**{**how, "stderr": log})
+                return await super()._async_start_kernel(**{**how, "stdout": log, "stderr": log})
 
         @property
         def kernel_spec(self) -> KernelSpec:

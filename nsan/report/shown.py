@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from nsan.report.as_html import html_of
 from nsan.report.as_text import markdown_of, text_of
-from nsan.report.blocks import Block, to_plain
+from nsan.report.blocks import Block, Text, to_plain
+from nsan.widgets.static import has_front_end
 
 MIME: Final = "application/vnd.nsan.report+json"
 """Type of the blocks themselves in a notebook: what a page is made from."""
@@ -31,3 +32,19 @@ class Blocks(tuple[Block, ...]):
             "text/html": html_of(self),
             MIME: {"blocks": to_plain(self)},
         }
+
+
+def if_live(text: str) -> Blocks:
+    """Say how a view is used, where one can.
+
+    Parameters
+    ----------
+    text : str
+        What the mouse and the keys do.
+
+    Returns
+    -------
+    Blocks
+        The text; nothing where no browser answers and the view shows its pictures, as in a report.
+    """
+    return Blocks([Text(text)] if has_front_end() else [])

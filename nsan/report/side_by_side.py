@@ -18,8 +18,10 @@ from nsan.contract import summary
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.report.blocks import Block, Picture, Point, Points, Table, Text, quoted
 from nsan.report.shown import Blocks
+from nsan.tabular.notes import few
 from nsan.text import cause_word, shortened
 from nsan.units import counted, format_bytes, format_count, format_time
+from nsan.widgets.static import has_front_end
 
 if TYPE_CHECKING:
     from nsan.charts.palette import Theme
@@ -283,14 +285,86 @@ def steps_of_two(a: Trace, b: Trace, *, nvtx: str = "") -> Blocks:
     a, b : Trace
         Two traces.
     nvtx : str, default ""
-        NVTX range of a step; by default what :func:`nsan.analysis.attribution.iterations.iterations` finds.
+        NVTX range of a step. By default, and where a trace has no such range, what
+        :func:`nsan.analysis.attribution.iterations.iterations` finds.
 
     Returns
     -------
     Blocks
-        A table with a step in each row; a text where a trace has no steps.
+        A table with a step in each row; a text where a trace has no steps, and where it has not the range.
     """
-    frames = [_steps(each, nvtx) for each in (a, b)]
+    return Blocks(_steps_table(a, b, nvtx))
+
+
+def range_of_both(a: Trace, b: Trace, nvtx: str) -> str:
+    """Choose the NVTX range at which two traces are laid to each other.
+
+    Parameters
+    ----------
+    a, b : Trace
+        Two traces.
+    nvtx : str
+        Name of a range; may be empty.
+
+    Returns
+    -------
+    str
+        The name if both have such a range, else "": then each begins with its first event.
+    """
+    return nvtx if all(nvtx in _range_names(each) for each in (a, b)) else ""
+
+
+def about_views(a: Trace, b: Trace, *, nvtx: str = "") -> Blocks:
+    """Say how two views above each other are laid to each other, and how they are used where they are live.
+
+    Parameters
+    ----------
+    a, b : Trace
+        Two traces.
+    nvtx : str, default ""
+        NVTX range that was asked for.
+
+    Returns
+    -------
+    Blocks
+        What is at time 0, and why; the keys where somebody can press them.
+    """
+    shared = range_of_both(a, b, nvtx)
+    zero = f"time 0 is the first {quoted(shared, 40) if shared else 'event'} of each"
+    if nvtx and not shared:
+        zero += f", as not both have an NVTX range {quoted(nvtx, 40)}"
+    if has_front_end():
+        said = (
+            f"One scale and one clock: {zero}. The windows move together: zoom or drag in one, and the "
+            "other follows. Press `?` for the keys."
+        )
+    else:
+        said = (
+            "Here are pictures of both views, each on its own clock. In the page that the last cell writes they "
+            f"are on one: {zero}."
+        )
+    return Blocks([Text(said)])
+
+
+def _range_names(trace: Trace) -> list[str]:
+    """Name the NVTX ranges of a trace that have a start and an end, the most frequent first."""
+    whole = pl.all_horizontal(pl.col("start_ns", "end_ns").is_not_null())
+    names = trace.nvtx_ranges.filter(whole).select("name").drop_nulls()
+    counts = names.group_by("name").len().sort("len", "name", descending=[True, False])
+    found: list[str] = counts.collect()["name"].to_list()
+    return found
+
+
+def _steps_table(a: Trace, b: Trace, nvtx: str) -> Iterator[Block]:
+    """Write the steps of both; where one has not the range that was asked for, its steps are looked for."""
+    names = [_range_names(each) for each in (a, b)]
+    absent = [*_absent(names, nvtx)] if nvtx else []
+    if absent:
+        yield Text(f"{'; '.join(absent)}. Steps were looked for there.", "note")
+    frames = [
+        _steps(each, nvtx if nvtx in known else "")
+        for each, known in zip((a, b), names, strict=True)
+    ]
     without = [label for label, each in zip("AB", frames, strict=True) if each.is_empty()]
     if without:
         said = (
@@ -298,16 +372,26 @@ def steps_of_two(a: Trace, b: Trace, *, nvtx: str = "") -> Blocks:
             'a sequence of kernels repeats. Mark them with `nvtxRangePush("step")`, in Python with '
             "`torch.cuda.nvtx.range('step')`."
         )
-        return Blocks([Text(said, "missing")])
+        yield Text(said, "missing")
+        return
     rows = [_step_row(pair) for pair in zip_longest(*(each.to_dicts() for each in frames))]
     notes = [_steps_note(frames), _steps_kind(a, b)]
     if len(rows) > _MOST_STEPS:
-        notes.insert(0, f"{len(rows) - _MOST_STEPS} more steps.")
+        notes.insert(0, f"{counted(len(rows) - _MOST_STEPS, 'more step')}.")
     heads = ["Step"]
     for what in ("Time", "Fault rows", "In", "Out"):
         heads += [f"{what}, A", f"{what}, B", "B / A"]
-    table = Table(tuple(heads), tuple(rows[:_MOST_STEPS]), (True,) * len(heads), "", tuple(notes))
-    return Blocks([table])
+    yield Table(tuple(heads), tuple(rows[:_MOST_STEPS]), (True,) * len(heads), "", tuple(notes))
+
+
+def _absent(names: list[list[str]], nvtx: str) -> Iterator[str]:
+    """Say which of two has not a range, and which it has instead."""
+    for label, known in zip("AB", names, strict=True):
+        if not known:
+            yield f"{label} has no NVTX range"
+        elif nvtx not in known:
+            others = few((quoted(each, 40) for each in known), 4)
+            yield f"{label} has no NVTX range {quoted(nvtx, 40)}, but {others}"
 
 
 def _steps(trace: Trace, nvtx: str) -> pl.DataFrame:

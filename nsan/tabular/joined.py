@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from nsan.tabular.text import Field, Row, dash
 from nsan.tabular.totals import share
-from nsan.units import format_bytes, format_count, format_time
+from nsan.units import counted, format_bytes, format_count, format_time
 
 _STATES: Final = {
     ("live", False): "live tensors",
@@ -129,7 +129,9 @@ def line_row(row: Row) -> dict[str, Any]:
     return {**row, "source": source, "function": function, "dead_bytes": dead}
 
 
-def effect_in_words(effect: Row, allocator: str) -> Iterator[str]:
+def effect_in_words(
+    effect: Row, allocator: str, *, avoided: str = "reconstructed"
+) -> Iterator[str]:
     """Say in sentences what the allocator did to the driver.
 
     Parameters
@@ -138,6 +140,8 @@ def effect_in_words(effect: Row, allocator: str) -> Iterator[str]:
         A row of ``pca_effect``.
     allocator : str
         Which allocator the model ran with, if it wrote the snapshot.
+    avoided : str, default "reconstructed"
+        Of which kind the count of first touches is that reuse saved; "" where that is said elsewhere.
 
     Yields
     ------
@@ -149,14 +153,14 @@ def effect_in_words(effect: Row, allocator: str) -> Iterator[str]:
     if dead:
         yield (
             f"Dead traffic: {format_bytes(effect['dead_out_bytes'])} out and "
-            f"{format_bytes(effect['dead_in_bytes'])} in moved for no tensor "
+            f"{format_bytes(effect['dead_in_bytes'])} in moved that no tensor needed "
             f"({share(effect['dead_fraction'])} of all, {copied} of copying)."
         )
     elif effect["in_bytes"] + effect["out_bytes"]:
         yield "Dead traffic: none."
     yield from _doubts(effect)
     if effect["n_tensors"]:
-        yield _reuse(effect, allocator)
+        yield _reuse(effect, allocator, avoided)
     else:
         yield "The history has no tensor of this GPU and process."
     if effect["most_tensors_per_va_block"] is not None:
@@ -187,7 +191,7 @@ def _doubts(effect: Row) -> Iterator[str]:
         )
 
 
-def _reuse(effect: Row, allocator: str) -> str:
+def _reuse(effect: Row, allocator: str, kind: str) -> str:
     """Say how much memory served again, and what that saved."""
     reused, whole = effect["reused_bytes"], effect["tensor_bytes"]
     said = (
@@ -201,7 +205,7 @@ def _reuse(effect: Row, allocator: str) -> str:
     said += f"; {format_count(effect['n_fault_rows'])} fault rows"
     if effect["n_first_touch"] is None:
         return f"{said}."
-    said += f", {format_count(effect['n_first_touch'])} first touches"
+    said += f", {format_count(effect['n_first_touch'])} of which copied nothing (first touch, or mapped remotely)"
     avoided = effect["n_first_touch_avoided"]
     if "release" in allocator:
         return f"{said}. The model discards what is freed, so none of it saved a first touch."
@@ -209,4 +213,5 @@ def _reuse(effect: Row, allocator: str) -> str:
         return f"{said}."
     error = effect["n_first_touch_avoided_error"]
     about = "" if error is None else f" (+- {format_count(round(error))})"
-    return f"{said}; reuse saved about {format_count(avoided)} more{about}, reconstructed."
+    of_kind = f", {kind}" if kind else ""
+    return f"{said}; reuse saved about {counted(avoided, 'first touch', 'first touches')}{about}{of_kind}."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.tabular.columns import header_of
 from nsan.tabular.totals import unanswered
+from nsan.units import counted
 
 if TYPE_CHECKING:
     import polars as pl
@@ -116,4 +117,4 @@ def few(names: Iterable[str], most: int = 6) -> str:
     """List some names, and say how many others there are."""
     known = list(names)
     rest = len(known) - most
-    return ", ".join(known[:most]) + (f" and {rest} others" if rest > 0 else "")
+    return ", ".join(known[:most]) + (f" and {counted(rest, 'other')}" if rest > 0 else "")

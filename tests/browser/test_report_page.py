@@ -16,6 +16,7 @@ pytest.importorskip("nbconvert", reason="pip install 'nsan[report]'")
 
 import report_pages as made
 
+from nsan.charts.catalog import charts
 from nsan.report.blocks import Heading, Picture, Point, Points, Table, Text
 from nsan.report.page import page_of
 from nsan.report.pdf import pdf_of
@@ -77,8 +78,9 @@ def opened(watched_page, tmp_path):
         file = tmp_path / f"report-{len(pages)}.html"
         file.write_text(text, encoding="utf-8")
         page = watched_page(**options)
-        page.requests = []
+        page.requests, page.warnings = [], []
         page.on("request", lambda request: page.requests.append(request.url))
+        page.on("console", lambda said: said.type == "warning" and page.warnings.append(said.text))
         page.goto(here(file))
         if options.get("java_script_enabled", True) and "<figure" in text:
             page.wait_for_selector("html[data-charts=drawn]", state="attached")
@@ -92,6 +94,7 @@ def opened(watched_page, tmp_path):
         files = [url for url in page.requests if url.startswith("file:")]
         page.context.close()
         assert (seen.dialogs, seen.errors, seen.outside, requests) == ([], [], [], [])
+        assert page.warnings == []
         assert len(files) == 1
 
 
@@ -99,10 +102,11 @@ def widths(page, selector):
     return page.locator(selector).evaluate_all("all => all.map(each => each.scrollWidth)")
 
 
-def test_every_chart_is_drawn_live_in_the_place_of_its_picture(opened, notebook):
-    page = opened(page_of(notebook, title="x"))
+def test_every_chart_is_drawn_live_in_the_place_of_its_picture(opened, report):
+    cells = [made.shows(*report.chart(name)) for name in charts()]
+    page = opened(page_of(made.executed(*cells), title="x"))
     figures = page.locator("figure")
-    assert figures.count() == len(CHARTS)
+    assert figures.count() == len(charts()) == 14
     for figure in figures.all():
         assert figure.get_attribute("data-drawn") == "live"
         assert figure.locator("svg.marks").count() == 1
@@ -143,6 +147,8 @@ def test_a_chart_that_cannot_be_drawn_stays_a_picture_and_the_others_are_drawn(o
         "live",
     ]
     assert page.locator("figure img").bounding_box()["width"] > 400
+    assert any("A chart stays a picture" in said for said in page.warnings)
+    page.warnings.clear()
 
 
 @pytest.mark.parametrize(("width", "is_beside"), [(1280, True), (400, False)])
@@ -262,6 +268,55 @@ def test_what_attacks_in_cells_of_an_own_notebook_runs_nothing_and_asks_nobody(o
     assert page.url.startswith("file:")
     assert page.locator("main > footer").count() == 1
     assert page.get_by_role("heading", name="End").is_visible()
+
+
+COVER = "background:red;color:red;font-size:99px"
+COVERS = [
+    f"<div style='position:fixed;inset:0;{COVER};z-index:99'>cover</div>",
+    f"<div style='po\\73ition:fixed;top:0;left:0;width:100vw;height:100vh;{COVER}'>cover</div>",
+    f"<style>.c{{position:absolute;top:0;left:0;z-index:9;{COVER}}}</style><div class=c>cover</div>",
+    f"<div style='margin-top:-3000px;height:3000px;{COVER}'>cover</div>",
+    f"<div style='height:0;line-height:1;{COVER}'>{'cover<br>' * 60}</div>",
+    f"<div class='nsan-beside' style='{COVER};height:90vh'>cover</div>",
+    f"<svg style='{COVER};overflow:visible' width=9 height=9><rect width=9999 height=9999 /></svg>cover",
+    "<style>main, body, .nsan-report, h1 { display: none !important } html { opacity: 0 }</style>cover",
+    "<style>}main{display:none}@media all{main{display:none}} :root, *{--text:red}</style>cover",
+]
+
+
+@pytest.mark.parametrize("is_output", [True, False], ids=["output", "markdown"])
+def test_no_cell_of_an_own_notebook_hides_or_covers_what_stands_around_it(is_output, opened):
+    cells = ["# Report", made.shows(Heading("Before"), Text("It is so."))]
+    for number, cover in enumerate(COVERS):
+        own = made.gives({"text/html": cover, "text/plain": "p"}) if is_output else cover
+        cells += [own, made.shows(Text(f"After {number}."))]
+    page = opened(page_of(made.executed(*cells), title="x"))
+    assert page.get_by_text("cover").count() == len(COVERS)
+    for words in ("Report", "Before", "It is so.", *(f"After {n}." for n in range(len(COVERS)))):
+        place = page.get_by_text(words, exact=True)
+        place.scroll_into_view_if_needed()
+        assert place.is_visible(), words
+        assert place.evaluate(ON_TOP), words
+        assert place.evaluate("each => getComputedStyle(each).color") == "rgb(31, 35, 40)", words
+
+
+def test_an_output_holds_whatever_is_placed_in_it_within_its_box(opened):
+    own = made.gives({"text/html": "<p>own</p>", "text/plain": "p"})
+    page = opened(page_of(made.executed("# Report", own, made.shows(Text("After."))), title="x"))
+    # As if a style had come through.
+    page.locator(".nsan-output p").evaluate(
+        "each => each.style.cssText = 'position:fixed;inset:0;max-width:none;z-index:9;background:red'"
+    )
+    for words in ("Report", "After."):
+        assert page.get_by_text(words, exact=True).evaluate(ON_TOP), words
+
+
+ON_TOP = """each => {
+  const {left, top, height} = each.getBoundingClientRect();
+  const at = document.elementFromPoint(left + 5, top + height / 2);
+  return (at === each || each.contains(at)) && getComputedStyle(document.documentElement).opacity === "1";
+}"""
+"""Whether one who clicks on a text hits it, and sees it."""
 
 
 def test_a_page_for_paper_becomes_a_pdf_of_several_pages(notebook, monkeypatch):

@@ -163,7 +163,7 @@ def test_a_name_that_begins_with_a_tilde_is_a_file_or_a_home(started, tmp_path, 
 @pytest.mark.parametrize("name", ["", "no/such.sqlite", "~nobody-of-this-name/x.sqlite"])
 def test_a_capture_that_is_nowhere_says_what_to_set(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(notebooks.CaptureNotFoundError, match="Set TRACE to an nsys report"):
+    with pytest.raises(notebooks.CaptureNotFoundError, match="Set the parameter that names it"):
         notebooks.capture_path(name)
 
 

@@ -189,6 +189,36 @@ def test_compare_shows_both_sums_their_difference_and_ratio(compared):
     assert table["notes"][-1].startswith("Every figure is the model's")
 
 
+def test_compare_shows_traces_of_two_profilers_without_any_range(folder, tmp_path):
+    names = {"TRACE": "um_vector_add_rtx4060l.sqlite", "OTHER": "nvprof_hotspot_v100_1024.log.gz"}
+    traces = {key: str(x.REPOSITORY / "sample_data" / name) for key, name in names.items()}
+    ran = Ran("compare", folder, OUTPUT=str(tmp_path), **traces)
+    said = [block["text"] for block in ran.blocks if block["type"] == "Text"]
+    assert "A has no NVTX range; B has no NVTX range. Steps were looked for there." in said
+    assert any("time 0 is the first event of each" in text for text in said)
+    assert (tmp_path / "compare.html").stat().st_size > 100_000
+
+
+def test_no_cell_shows_a_path_and_no_key_is_told_where_none_can_be_pressed(compared):
+    said = str([out.get("data", {}).get("text/plain", "") for out in compared.outputs])
+    assert "Path(" not in said
+    assert "Press" not in said
+    assert "time 0 is the first `step` of each" in said
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_written_around_the_cells_is_true_of_any_trace(name):
+    """Of the sample a text speaks only as of what is shown by default; of keys, where the view is live."""
+    cells = source_of(name)["cells"]
+    texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    parts = [part for text in texts for part in text.split("\n\n")]
+    about = [
+        p for p in parts if re.search(r"\b(samples? (is|are)|In the sample|AlexNet|ResNet|OPT-)", p)
+    ]
+    assert all("By default this" in part for part in about)
+    assert not [p for p in parts if re.search(r"Press `|\bdrag\b|lists the keys", p)]
+
+
 def test_compare_puts_step_against_step(compared):
     table = compared.tables()[1]
     heads = table["heads"]
@@ -257,6 +287,7 @@ def test_the_sweep_counts_the_first_touches_that_the_truth_knows(swept):
     shown = re.findall(r"\| First touches *\| *(\d+) \| *(\d+) \|", text)
     assert shown == [(str(mean), "0") for mean in means]
     assert "Every figure is the model's." in text
+    assert "the caching allocator makes" not in text
 
 
 def test_the_sweep_draws_effect_account_and_what_moved(swept):

@@ -381,6 +381,17 @@ def test_the_first_line_says_what_changes_and_by_which_mechanism(document):
     assert text_of(document, markdown=True).startswith("- little, factor 1.4: ")
 
 
+def test_below_the_sentences_the_tables_come_without_them(document):
+    whole, tables = (text_of(document, markdown=True, sentences=each) for each in (True, False))
+    sentence = whole.splitlines()[0].removeprefix("- ")
+    assert sentence not in tables
+    assert "Note: " not in tables
+    assert [line for line in tables.splitlines() if line.startswith("|")] == [
+        line for line in whole.splitlines() if line.startswith("|")
+    ]
+    assert tables.rstrip().endswith("Every figure is the model's.")
+
+
 def said_of(document, *, ratio, low, high):
     """Give the first sentence with one ratio of all figures."""
     (pair,) = (pair for pair in document["pairs"] if pair["allocator"] == "caching")

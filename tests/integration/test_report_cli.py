@@ -130,6 +130,7 @@ MARK = "open('it-ran', 'w').close()"
         (["-o", "my.ipynb", "--force-overwrite"], 2, "never written to"),
         (["-o", "nowhere/out.html"], 1, "its folder does not exist"),
         (["--snapshot", "none.pickle"], 1, "none.pickle: no such file"),
+        (["-o", "x"], 2, "'x' names no format of a report"),
     ],
 )
 def test_what_cannot_be_is_one_message_before_anything_runs(here, capsys, options, status, said):
@@ -148,9 +149,10 @@ def test_a_notebook_without_the_tag_or_for_another_language_never_runs(here, cap
         notebook = write(here / "my.ipynb", OWN, MARK, **given)
         assert report(ADD, "--notebook", notebook) == 1
         assert said in capsys.readouterr().err
-    (here / "my.ipynb").write_text("{}")
-    assert report(ADD, "--notebook", "my.ipynb") == 1
-    assert "is no Jupyter notebook" in capsys.readouterr().err
+    for content in ("{}", "[1, 2]", "not JSON", '{"cells": 3, "nbformat": 4, "nbformat_minor": 5}'):
+        (here / "my.ipynb").write_text(content)
+        assert report(ADD, "--notebook", "my.ipynb") == 1
+        assert "my.ipynb is no Jupyter notebook" in capsys.readouterr().err
     assert report(ADD, "--notebook", "none.ipynb") == 1
     assert "none.ipynb: no such file" in capsys.readouterr().err
     assert [path.name for path in here.iterdir()] == ["my.ipynb"]
@@ -174,7 +176,7 @@ def test_a_notebook_that_fails_says_where_and_keeps_what_ran(here, capsys):
     notebook = write(here / "my.ipynb", OWN, "print('so far')", "1 / 0", MARK)
     assert report(ADD, "--notebook", notebook, "-q", "-o", "out.html") == 1
     error = capsys.readouterr().err
-    assert "my.ipynb, code cell 4: ZeroDivisionError: division by zero" in error
+    assert "my.ipynb, code cell 3: ZeroDivisionError: division by zero" in error
     assert "out-failed.ipynb" in error
     assert "Traceback" not in error
     kept = (here / "out-failed.ipynb").read_text()
@@ -279,3 +281,90 @@ def test_a_notebook_of_nsan_is_named_in_short_and_one_without_a_trace_needs_none
     assert "03-compare.ipynb has no parameter 'LEAST'" in capsys.readouterr().err
     assert report("-o", "out.md") == 2
     assert "Give a trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--rows", "0"], ["-p", "ROWS=-5"], ["-p", "THEME=pink"]])
+def test_a_table_without_rows_and_a_theme_that_is_none_are_refused_before_anything_runs(
+    here, capsys, options
+):
+    assert report(ADD, *options) == 2
+    assert options[-1].partition("=")[2] in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_a_notebook_of_an_older_format_runs(here):
+    cell = {
+        "cell_type": "code",
+        "collapsed": False,
+        "input": 'TRACE = ""\nprint("of old")',
+        "language": "python",
+        "metadata": {"tags": ["parameters"]},
+        "outputs": [],
+        "prompt_number": 1,
+    }
+    old = {
+        "metadata": {"name": ""},
+        "nbformat": 3,
+        "nbformat_minor": 0,
+        "worksheets": [{"cells": [cell], "metadata": {}}],
+    }
+    (here / "old.ipynb").write_text(json.dumps(old))
+    assert report(ADD, "--notebook", "old.ipynb", "-q", "-o", "out.md") == 0
+    assert "of old" in (here / "out.md").read_text()
+
+
+CHART = """\
+from nsan.report.report import Report
+
+Report(TRACE).chart("migrations_over_time")
+"""
+
+
+def test_markdown_has_its_pictures_beside_it_and_a_disk_that_is_full_leaves_nothing(
+    here, capsys, monkeypatch
+):
+    notebook = write(here / "my.ipynb", OWN, CHART)
+    command = (ADD, "--notebook", notebook, "-q", "-o", "out.md")
+
+    def full(self, data, write_bytes=Path.write_bytes):
+        if self.suffix == ".svg":
+            write_bytes(self, data[:100])
+            raise OSError(28, "No space left on device")
+        return write_bytes(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert report(*command) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert [path.name for path in here.iterdir()] == ["my.ipynb"]
+
+    assert report(*command) == 0
+    text = (here / "out.md").read_text()
+    (picture,) = (here / "out_files").iterdir()
+    assert f"](out_files/{picture.name})" in text
+    assert picture.read_text().startswith("<svg")
+    assert sorted(path.name for path in here.iterdir()) == ["my.ipynb", "out.md", "out_files"]
+
+
+def test_a_link_that_leads_nowhere_is_a_file_that_is_there(here, own, capsys):
+    (here / "out.html").symlink_to("nowhere.html")
+    assert report(ADD, "--notebook", own, "-o", "out.html") == 1
+    assert "--force-overwrite" in capsys.readouterr().err
+    assert (here / "out.html").is_symlink()
+
+
+def test_without_standard_output_the_report_is_written_all_the_same(here, own):
+    command = (
+        f'exec "{sys.executable}" -m nsan report "{ADD}" --notebook {own.name} -q -o out.html >&-'
+    )
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert "speculative prefetch" in (here / "out.html").read_text()
+    assert "standard output" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -24,8 +24,9 @@ from nsan.analysis.views.rates import main_part, round_width
 from nsan.charting import analyses_of, chart, drawn_frames
 from nsan.charts.catalog import MAX_ROWS, NOTHING, charts, find_chart
 from nsan.charts.saving import rendered, save
-from nsan.charts.theme import LOOKS, exact_time, time_axis
+from nsan.charts.theme import LOOKS, exact_time, themed, time_axis
 from nsan.errors import OutputExistsError, UsageError
+from nsan.units import format_count
 
 ROOT = Path(nsan.__file__).parent.parent
 MODEL = ROOT / "sample_data" / "model"
@@ -302,6 +303,24 @@ def test_what_came_in_is_drawn_upwards_and_what_left_downwards(trace_of):
     assert "Bytes of 3 copies" in spec["title"]["subtitle"][0]
 
 
+def test_a_bar_too_low_to_be_seen_is_two_pixels_high_and_a_note_says_so(trace_of):
+    trace = moves(
+        trace_of,
+        x.migration(0, 10, 260 * x.MIB),
+        x.migration(MB, MB + 10, 4096, kind=x.DTOH, cause=x.EVICTION),
+    )
+    spec = chart(trace, "migrations_over_time", options={"n_bins": 2}).to_dict()
+    bars = max(spec["datasets"].values(), key=len)
+    # 260 MiB in 260 pixels: two pixels are 2 MiB.
+    assert sorted((b["low"], round(b["high"], 3), b["moved"]) for b in bars) == [
+        (0, -2.0, "4.00 KiB"),
+        (0, 260, "260.00 MiB"),
+    ]
+    assert "A bar is at least 2 pixels high." in " ".join(spec["title"]["subtitle"])
+    high = moves(trace_of, x.migration(0, 10, x.MIB), x.migration(MB, MB + 10, x.MIB))
+    assert "pixels" not in json.dumps(chart(high, "migrations_over_time").to_dict())
+
+
 def test_copies_between_gpus_have_a_row_of_their_own_on_the_same_time(trace_of):
     row = x.migration(50, 60, x.MIB, kind=x.DTOD) | {"srcDeviceId": 0, "dstDeviceId": 1}
     spec = chart(moves(trace_of, x.migration(0, 10, 4096), row), "migrations_over_time").to_dict()
@@ -511,6 +530,41 @@ def test_a_map_folds_unused_addresses_and_labels_them_as_text(trace_of):
     assert len(folds) == len(spec["vconcat"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("causes", "head"),
+    [
+        ([x.PREFETCH, x.PREFETCH], "Into GPUs, by cause: speculative prefetch only"),
+        (
+            [x.PREFETCH, x.COHERENCE],
+            "Into GPUs, by cause: speculative prefetch has most in each cell",
+        ),
+        ([0, 0], "Into GPUs, by cause: not known"),
+        ([0, x.COHERENCE], "Into GPUs, by cause: unknown has most in each cell"),
+    ],
+)
+def test_a_map_says_only_where_there_is_no_other_cause(causes, head, trace_of):
+    sizes = (65_536, 4096)
+    rows = [
+        x.migration(at, at + 1, size, x.VA, cause=cause)
+        for at, (size, cause) in enumerate(zip(sizes, causes, strict=True))
+    ]
+    options = {"n_columns": 1, "n_rows": 1}
+    spec = chart(moves(trace_of, *rows), "address_time_map", options=options).to_dict()
+    heads = [" ".join(each["title"]["text"]) for each in spec["vconcat"]]
+    assert head in heads
+
+
+def test_a_map_of_the_real_sample_hides_no_page_fault():
+    path = ROOT / "sample_data" / "um_vector_add_rtx4060l.sqlite"
+    counts = "SELECT migrationCause, count(*) FROM CUPTI_ACTIVITY_KIND_MEMCPY WHERE copyKind = 11 GROUP BY 1"
+    # In each cell the page is fewer bytes than what is prefetched around it.
+    assert dict(x.ask(path, counts)) == {x.COHERENCE: 24, x.PREFETCH: 24}
+    spec = chart(nsan.open_trace(path), "address_time_map").to_dict()
+    heads = [" ".join(each["title"]["text"]) for each in spec["vconcat"]]
+    assert "Into GPUs, by cause: speculative prefetch has most in each cell" in heads
+    assert not any("only" in each for each in heads)
+
+
 def test_faulted_pages_have_the_access_of_the_batch_that_brought_them(trace_of):
     export = (
         x.Export()
@@ -593,6 +647,29 @@ def test_a_map_of_scattered_memory_stays_within_what_a_chart_may_have(trace_of):
 
 
 # Axes
+
+
+def test_numbers_of_axes_and_tooltips_are_grouped_as_those_of_texts(drawn):
+    for name in NAMES:
+        locale = drawn(name)["config"]["locale"]["number"]
+        assert f"12{locale['thousands']}345" == format_count(12_345)
+    frame = pl.DataFrame({"x": [0, 50_000]})
+    svg = rendered(themed(alt.Chart(frame).mark_point().encode(x="x:Q"), "light"), ".svg").decode()
+    assert ">50 000<" in svg
+
+
+def test_no_cell_of_transfers_touches_the_frame(source_of):
+    cells = drawn_frames(source_of("transfer_sizes"), find_chart("transfer_sizes"))[0][0]
+    spec = chart(source_of("transfer_sizes"), "transfer_sizes").to_dict()
+    domains = [
+        view["domain"]
+        for view in specs(spec)
+        if view.get("base") == 2 and view.get("type") == "log"
+    ]
+    assert domains
+    for low, high in domains:
+        assert low < 0.9 * cells["min_bytes"].min()
+        assert high > 1.1 * cells["max_bytes"].max()
 
 
 @pytest.mark.parametrize(

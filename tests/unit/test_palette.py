@@ -14,6 +14,7 @@ import pytest
 
 from nsan.charts.palette import ACCESSES, CAUSES
 from nsan.charts.theme import ACCENTS, LOOKS
+from nsan.charts.transfers import weakest_cell
 from nsan.schema import ACCESS, CAUSE
 
 SIMULATED = {
@@ -113,6 +114,7 @@ def test_every_colour_stands_out_from_its_ground(theme):
     ground = LOOKS[theme].ground
     for name, shade in {**CAUSES, **ACCESSES}.items():
         assert contrast(shade.on(theme), ground) >= LEAST_CONTRAST, name
+    assert contrast(weakest_cell(theme), ground) >= LEAST_CONTRAST
     for shade in ACCENTS:
         assert contrast(shade.on(theme), ground) >= 4.5
     for text in (LOOKS[theme].text, LOOKS[theme].muted):

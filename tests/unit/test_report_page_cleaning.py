@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 cleaning = pytest.importorskip("nsan.report.cleaning", reason="pip install 'nsan[report]'")
 cleaned = cleaning.cleaned
+styles = pytest.importorskip("nsan.report.foreign_style")
 
 
 @pytest.mark.parametrize(
@@ -42,12 +45,14 @@ def test_what_runs_or_leads_away_by_itself_goes(markup):
         ("<button>x</button>", "x"),
         (
             "<p style='color:red;background:URL( \"https://x/a.png\" )'>x</p>",
-            '<p style="color:red;background:">x</p>',
+            '<p style="color: red">x</p>',
         ),
         (
-            "<style>@import 'https://x/a.css'; p{background:url(data:image/png;base64,AA)}</style>",
-            "<style> p{background:url(data:image/png;base64,AA)}</style>",
+            "<style>@import 'https://x/a.css'; p{color:red;background:url(//x/a.png)}</style>",
+            "<style>.nsan-output p { color: red }</style>",
         ),
+        ("<b style='position:fixed;inset:0'>x</b>", "<b>x</b>"),
+        ("<b class='nsan-beside a NSAN-note b'>x</b>", '<b class="a b">x</b>'),
         ("a < b & <c>", "a &lt; b &amp; "),
         ("&lt;script&gt;", "&lt;script&gt;"),
         ("<img src='https://x/a.png' alt='a <plot>'>", "<em>[a &lt;plot&gt;]</em>"),
@@ -67,8 +72,58 @@ def test_what_is_open_is_closed_and_what_closes_nothing_goes():
 
 
 def test_a_style_cannot_end_in_markup():
-    text = "<svg><style>a{}<img src=x onerror=alert(1)></style></svg>"
-    assert cleaned(text) == "<svg><style>a{}\\3c img src=x onerror=alert(1)></style></svg>"
+    text = "<svg><style>a{color:red}<img src=x onerror=alert(1)>b{}</style></svg>"
+    kept = "<svg><style>.nsan-output a { color: red }</style></svg>"
+    assert cleaned(text) == kept
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        *("position:fixed", "position:absolute", "z-index:9", "top:0", "inset:0", "float:left"),
+        *("transform:scale(99)", "margin:-9px", "margin-top:calc(0px - 9px)", "text-indent:-9px"),
+        *("background:url(a.png)", "background:URL('a.png')", "background:image-set('a' 1x)"),
+        *("po\\73ition:fixed", "position/**/:fixed", "content:'x'", "color:red/*", "color:(red"),
+        *("color:'red", "color:red}b{color:red", "filter:blur(9px)", "--a:1", "color", "color:"),
+        *("box-shadow:0 0 0 9999px red", "outline:9999px solid red", "animation:a 1s"),
+    ],
+)
+def test_a_style_that_reaches_beyond_its_place_goes_and_the_others_stay(declaration):
+    assert styles.declarations(f"color: blue; {declaration}; width: 9px") == (
+        "color: blue; width: 9px"
+    )
+
+
+def test_what_tables_of_dataframes_say_of_their_look_stays():
+    text = """
+    .dataframe tbody tr th:only-of-type { vertical-align: middle; }
+    .dataframe > thead > tr, .dataframe > tbody > tr { text-align: right; }
+    /* a cell */ #T_1_row0_col1 { background: linear-gradient(90deg, rgb(1, 2, 3) 50%, transparent 50%); }
+    """
+    assert styles.rules(text).splitlines() == [
+        ".nsan-output .dataframe tbody tr th:only-of-type { vertical-align: middle }",
+        ".nsan-output .dataframe > thead > tr, .nsan-output .dataframe > tbody > tr { text-align: right }",
+        ".nsan-output #T_1_row0_col1 { background: linear-gradient(90deg, rgb(1, 2, 3) 50%, transparent 50%) }",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("main { display: none }", "main{display:none", "}main{display:none}", "*{display:none}"),
+        *("a:is(main){display:none}", "a, main{display:none}", "x}main{display:none}y{"),
+        *("@media all{main{display:none}}", "@media all{a{} main{display:none}}"),
+        *("@scope (main){:scope{display:none}}", "main{&{display:none}}", "~*{display:none}"),
+        *(":root{display:none}", "m\\61in{display:none}", "[id]{display:none}"),
+        *("a{width:calc(}main{display:none}", "a{content:'}main{display:none}'}"),
+        *("/* } */main{display:none}", "main/*{*/{display:none}", "+main{display:none}"),
+    ],
+)
+def test_every_rule_is_for_the_inside_of_an_output(text):
+    heads = [line.partition(" {")[0] for line in styles.rules(text).splitlines()]
+    selectors = [each for head in heads for each in head.split(", ")]
+    assert all(re.fullmatch(r"\.nsan-output [\w.*#][\w.*#: ()]*", each) for each in selectors)
+    assert all(line.count("{") == line.count("}") == 1 for line in styles.rules(text).splitlines())
 
 
 def test_what_goes_ends_where_it_ends_even_if_it_is_nested():

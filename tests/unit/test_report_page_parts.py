@@ -103,6 +103,14 @@ def test_the_contents_lead_to_the_headings_of_sections(notebook):
     assert links == [f"#{each}" for each in heads] * 2
 
 
+def test_a_heading_of_any_length_is_short_in_the_contents_and_whole_in_its_place():
+    page = page_of(made.executed(f"## {'word ' * 2400}"), title="x")
+    entries = re.findall(r"<li><a[^>]*>([^<]*)</a>", page)
+    assert len(entries) == 2
+    assert all(len(each) <= 80 and each.startswith("word word") for each in entries)
+    assert body(page).count("word ") >= 2399
+
+
 def test_a_notebook_without_sections_has_no_contents_and_one_without_a_title_gets_one():
     page = page_of(made.executed("Only text."), title="t.sqlite: <mine>")
     assert "<nav" not in page
@@ -186,6 +194,22 @@ def test_hostile_names_are_text_wherever_they_stand():
         ),
         ({"text/html": "<script>f()</script>"}, "drawn by a script of its own", "f()"),
         (
+            {
+                "text/html": "<script>f()</script>",
+                "text/plain": "<IPython.core.display.HTML object>",
+            },
+            "drawn by a script of its own",
+            "IPython",
+        ),
+        (
+            {
+                "application/javascript": "f()",
+                "text/plain": "<IPython.core.display.Javascript object>",
+            },
+            "drawn by a script of its own",
+            "IPython",
+        ),
+        (
             {"text/html": "<style>b{}</style>", "image/png": PNG},
             f"data:image/png;base64,{PNG}",
             "<style>",
@@ -236,6 +260,17 @@ def test_markdown_cells_may_hold_pictures_and_formulas_but_no_scripts():
     assert "$x&lt;y$" in page
     assert "f()" not in page
     assert "gone.png" in page
+
+
+def test_a_cell_of_markdown_with_a_style_of_its_own_is_held_like_an_output():
+    cells = [
+        "<b style='height:9px'>a</b>",
+        "| a |\n|--|\n| b |",
+        "<style>main{display:none}</style>c",
+    ]
+    page = body(page_of(made.executed(*cells), title="x"))
+    assert page.count('<div class="nsan-output">') == 2
+    assert "<style>.nsan-output main { display: none }</style>" in page
 
 
 def test_raw_cells_are_text():
@@ -308,6 +343,19 @@ def test_markdown_has_what_other_cells_show_as_markdown_picture_or_text():
     )
     assert text.endswith("```text\nraw\n```\n")
     assert pictures_of_notebook(notebook) == {"output.png": base64.b64decode(PNG)}
+
+
+def test_markdown_has_the_text_of_what_is_html_only():
+    said = "<style>b{}</style><h2>A <b>word</b></h2><script>f()</script><p>x &lt;y&gt;<br>z</p>"
+    table = (
+        "<table><tr><th></th><th>rows</th></tr><tr><td>add\n kernel</td><td>12</td></tr></table>"
+    )
+    nameless = "<IPython.core.display.HTML object>"
+    cell = made.gives({"text/html": f"{said}{table}", "text/plain": nameless})
+    text = markdown_of_notebook(made.executed(cell), folder="")
+    assert text == "```text\nA word\nx <y>\nz\n            rows\nadd kernel  12\n```\n"
+    only_script = made.gives({"text/html": "<script>f()</script>", "text/plain": nameless})
+    assert markdown_of_notebook(made.executed(only_script), folder="").startswith("*What stands")
 
 
 def test_a_hostile_name_or_title_of_a_chart_stays_in_its_place():

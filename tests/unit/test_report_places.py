@@ -124,6 +124,28 @@ def test_what_was_not_recorded_is_told_once_with_its_switch():
     assert "were not recorded" not in str(places("pca_on"))
 
 
+def test_a_log_of_nvprof_is_not_told_a_switch_of_nsys():
+    said = reports.texts(places("hotspot_1024"))
+    assert said == ["NVTX ranges were not recorded (a GPU trace of nvprof has no NVTX)."]
+
+
+def test_in_windows_of_time_ranges_have_no_times():
+    part = Report(reports.path_of("pca_on"), filters={"nvtx": "forward"})
+    whole = reports.tables(places("pca_on"))[RANGES]
+    cut = reports.tables(part.section("places"))[RANGES]
+    assert "Time" in whole[0]
+    assert not {"Time", "Exposed"} & set(cut[0])
+
+
+def test_only_tables_that_are_shown_are_grounds():
+    report = Report(reports.path_of("user_prefetch"))
+    blocks = report.section("places")
+    assert BLOCKS not in reports.tables(blocks)
+    assert set(report.used["places"]) == {
+        *("faults_by_kernel", "top_kernels", "faults_by_allocation", "top_allocations")
+    }
+
+
 def test_figures_that_need_causes_are_not_zero_without_them():
     (first, *_) = reports.tables(places("hotspot_1024"))[BLOCKS]
     assert set(first) == {"Address", "Fault rows", "CPU faults"}
@@ -138,8 +160,11 @@ def test_blocks_in_which_nothing_faulted_on_a_gpu_are_no_hot_spots():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("reduced_6tables_2026.1.1", "No managed memory moved, so there are no such places."),
-        ("rtx4060ti_2026.1.1", "Nothing is known of such places: Migrations were not recorded"),
+        (
+            "reduced_6tables_2026.1.1",
+            "No managed memory moved. Whether the GPU faulted is not known: GPU faults",
+        ),
+        ("rtx4060ti_2026.1.1", "Nothing is known of such places: migrations were not recorded"),
     ],
 )
 def test_without_anything_to_place_one_line_is_left(real, name, words):

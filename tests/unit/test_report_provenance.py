@@ -9,6 +9,7 @@ import pytest
 import reports
 
 import nsan
+from nsan.errors import UsageError
 from nsan.report.report import Report
 from nsan.report.sections.provenance import command_of, session_start
 
@@ -33,10 +34,9 @@ def test_the_kind_of_a_section_is_the_least_certain_of_its_figures():
     report.section("verdict")
     rows = reports.tables(report.section("provenance"))[STANDING]
     assert {row["Least certain kind"]: row["Analyses"] for row in rows} == {
-        "derived": "amplification",
         "reconstructed": "faults_by_allocation, faults_by_kernel",
     }
-    assert [row["Section"] for row in rows] == ["The verdict", ""]
+    assert [row["Section"] for row in rows] == ["The verdict"]
 
 
 def test_everything_of_a_modelled_trace_is_modelled():
@@ -54,10 +54,37 @@ def test_an_analysis_that_is_asked_twice_keeps_its_least_certain_kind():
     assert report.used[""] == {"batches": "reconstructed", "traffic_matrix": "derived"}
 
 
-def test_an_analysis_without_a_row_is_no_ground():
+def test_an_analysis_that_found_nothing_is_a_ground_as_certain_as_what_it_looks_for():
     report = Report(reports.REAL)
     assert report.frame("ping_pong").height == 0
-    assert report.used == {}
+    assert report.used == {"": {"ping_pong": "reconstructed"}}
+
+
+@pytest.mark.parametrize(
+    ("sample", "section", "name"),
+    [("hotspot_8192", "ping_pong", "ping_pong"), ("real", "steps", "iterations")],
+)
+def test_a_section_that_says_there_is_nothing_names_what_looked_for_it(sample, section, name):
+    report = Report(reports.path_of(sample))
+    report.section(section)
+    assert name in report.used[section]
+
+
+def test_what_cannot_be_asked_of_a_part_is_no_ground():
+    part = Report(reports.path_of("two_gpus"), filters={"device": 1})
+    with pytest.raises(UsageError, match="needs the whole capture"):
+        part.lazy("prefetch_share")
+    assert part.used == {}
+
+
+def test_what_was_asked_and_not_told_is_no_ground(built):
+    # The allocation moved nothing, so the verdict names no place.
+    export = x.Export().add(x.MEMORY, x.memory_event(1, x.VA, x.MIB))
+    report = Report(built(export.add(x.KERNEL, x.kernel(10, 20))))
+    report.section("verdict")
+    assert report.frame("faults_by_allocation").height
+    assert "faults_by_allocation" not in report.used["verdict"]
+    assert "faults_by_kernel" in report.used["verdict"]
 
 
 def test_the_command_has_names_and_filters_but_no_folder(tmp_path):
@@ -79,6 +106,15 @@ def test_a_snapshot_that_was_asked_for_is_in_the_command_without_its_folder():
     folder = reports.path_of("pca_on").parent
     report = Report(folder / "pca_on.sqlite", folder / "snapshot.pickle")
     assert command_of(report) == "nsan report pca_on.sqlite --snapshot snapshot.pickle"
+
+
+def test_a_snapshot_of_another_folder_is_not_taken_for_the_one_beside_the_trace():
+    model = reports.path_of("pca_on").parent.parent
+    report = Report(model / "pca_on" / "pca_on.sqlite", model / "pca_off" / "snapshot.pickle")
+    assert command_of(report) == "nsan report pca_on.sqlite --snapshot FOLDER/snapshot.pickle"
+    said = reports.points(report.section("provenance"))["Command:"].text
+    assert said.endswith("in the folder of the trace, where `FOLDER` is that of the snapshot")
+    assert str(model) not in said
 
 
 def test_the_date_is_that_of_the_export_in_utc():

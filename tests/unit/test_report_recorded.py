@@ -40,6 +40,21 @@ def test_gpus_that_are_alike_are_named_once():
     assert found["GPU:"].text == "2 x `NVIDIA A100-SXM4-40GB`, 40.00 GiB each"
 
 
+def test_gpus_that_the_capture_does_not_describe_are_counted(built):
+    one, two = x.Export(), x.Export()
+    for export, n in ((one, 1), (two, 2)):
+        export.add(x.MEMCPY, *(x.migration(1, 2, 4096, device=gpu) for gpu in range(n)))
+    said = [reports.points(Report(built(each)).head())["GPU:"].text for each in (one, two)]
+    assert said == ["not described in the capture", "2 GPUs, not described in the capture"]
+
+
+def test_a_part_without_a_row_is_not_said_to_have_rows():
+    part = Report(reports.REAL, filters={"time": "266ms/268ms"})
+    found = rows(part.section("recorded"))["Kernels"]
+    assert (found["Recorded"], found["Rows"]) == ("yes: none in this part", "0")
+    assert "0 kernels started in this part, and " in reports.points(part.head())["Time:"].text
+
+
 def test_filters_are_told_in_the_head():
     part = Report(reports.path_of("two_gpus"), filters={"time": "1ms/2ms", "device": [1]})
     assert reports.texts(part.head())[-1] == (

@@ -77,7 +77,150 @@ def test_batches_are_counted_as_the_model_made_them():
     touched = made.filter(pl.col("outcome") == "first_touch").height
     text = said("pca_on", "batches")
     assert f"serviced {made.height:,}".replace(",", " ") in text
-    assert f"{touched} touched memory first" in text
+    assert f"{touched} copied nothing (first touch, or mapped remotely)" in text
+
+
+def test_pages_that_were_mapped_remotely_are_not_called_first_touches():
+    """The model mapped them on advice; rows do not tell that from a first touch."""
+    made = truth("advice", "batches").group_by("outcome").len()
+    n = dict(made.iter_rows())["remote_map"]
+    blocks = reports.section("advice", "batches")
+    assert f"{n} copied nothing (first touch, or mapped remotely)" in " ".join(
+        reports.texts(blocks)
+    )
+    outcomes = [
+        row["Outcome"]
+        for rows in reports.tables(blocks).values()
+        for row in rows
+        if "Outcome" in row
+    ]
+    assert outcomes == ["data", "nothing copied"]
+
+
+def batches_of(n, *, pids=(x.PID,)):
+    """Batches of 100 to 100 + n - 1 us in each process, each with one copy of 64 KiB."""
+    export = x.Export()
+    for pid in pids:
+        for place in range(n):
+            start, va = 1_000_000 * place, x.VA + place * 2 * x.MIB
+            end = start + 100_000 + 1000 * place
+            export.add(x.GPU_FAULTS, x.gpu_fault(start, end, va, pid=pid))
+            export.add(
+                x.MEMCPY, x.migration(start + 60_000, start + 80_000, 64 * x.KIB, va, pid=pid)
+            )
+    return export
+
+
+@pytest.mark.parametrize(
+    ("n", "longest", "columns"),
+    [
+        (2, "100.500 us in the median, and at most 101.000 us", set()),
+        (20, "109.500 us in the median, and one in ten over 117.100 us", {"p90"}),
+        (100, "149.500 us in the median, and one in a hundred over 198.010 us", {"p90", "p99"}),
+    ],
+)
+def test_a_percentile_is_told_only_of_enough_batches(built, n, longest, columns):
+    blocks = Report(built(batches_of(n))).section("batches")
+    (rows,) = (
+        rows for title, rows in reports.tables(blocks).items() if title.startswith("How long")
+    )
+    assert longest in reports.texts(blocks)[0]
+    assert {name.split()[1] for name in rows[0] if name.startswith("Latency p9")} == columns
+
+
+def test_one_batch_has_no_median(built):
+    text = reports.texts(Report(built(batches_of(1))).section("batches"))[0]
+    assert "A batch that moved data took 100.000 us (there is one)" in text
+
+
+def test_times_of_two_processes_on_one_gpu_are_said_to_be_added_up(built):
+    report = Report(built(batches_of(2, pids=(42, 43))))
+    assert (
+        "402.000 us of service (added up over 2 processes)"
+        in reports.texts(report.section("batches"))[0]
+    )
+    assert "together (added up over 2 processes)" in reports.texts(report.section("clusters"))[0]
+    assert "of the GPU for process 42 were known" in reports.texts(report.section("memory"))[0]
+
+
+def test_a_share_of_one_gpu_stands_in_no_table_of_several():
+    rows = reports.tables(reports.section("two_gpus", "clusters"))["The largest clusters"]
+    assert {row["GPU"] for row in rows} == {"0", "1"}
+    assert "Traffic share" not in rows[0]
+    assert (
+        "Traffic share"
+        in reports.tables(reports.section("pca_on", "clusters"))["The largest clusters"][0]
+    )
+
+
+@pytest.fixture
+def copies(built):
+    """Build the report of nine copies to the GPU, without a fault row."""
+
+    def make(*, cause=x.COHERENCE, size=64 * x.KIB, traced="true"):
+        export = x.Export(options={"COLLECT_UVM_GPU_PAGE_FAULTS": traced})
+        for place in range(9):
+            start, va = 1_000_000 * place, x.VA + place * 64 * x.KIB
+            export.add(x.MEMCPY, x.migration(start, start + 100_000, size, va, cause=cause))
+        return Report(built(export))
+
+    return make
+
+
+def test_traced_faults_without_a_row_and_copies_without_a_cause_are_no_faults(copies):
+    report = copies(cause=None)
+    for name in ("clusters", "batches"):
+        (block,) = report.section(name)
+        assert "GPU faults were traced and none was recorded" in block.text, name
+    assert "recording names no causes" in reports.texts(report.section("memory"))[0]
+
+
+def test_copies_by_faults_without_a_fault_row_are_said_to_contradict(copies):
+    for name in ("clusters", "batches"):
+        text = reports.texts(copies().section(name))[0]
+        assert "GPU faults were traced, yet no row of one is there" in text, name
+
+
+def test_copies_by_prefetch_do_not_tell_that_the_gpu_did_not_fault(copies):
+    text = reports.texts(copies(cause=x.USER, traced="false").section("batches"))[0]
+    assert "What it touched first is not known: GPU faults were not recorded" in text
+
+
+@pytest.mark.parametrize("name", ["clusters", "batches", "memory", "ping_pong", "transfers"])
+def test_sizes_that_cannot_be_read_are_not_0(copies, name):
+    report = copies(size=1 << 62)
+    (block,) = report.section(name)
+    assert "the sizes of copies cannot be read" in block.text
+    assert "0 B" not in block.text
+
+
+def test_sizes_of_which_some_cannot_be_read_give_no_rate(built):
+    export = x.Export()
+    export.add(
+        x.MEMCPY,
+        x.migration(0, 100_000, 64 * x.KIB),
+        x.migration(200_000, 300_000, 1 << 62, x.VA + x.MIB),
+    )
+    text = " ".join(reports.texts(Report(built(export)).section("transfers")))
+    assert "64.00 KiB moved HtoD at least, at a rate that is not known" in text
+    assert "The sizes of some copies cannot be read" in text
+
+
+@pytest.mark.parametrize("name", ["clusters", "batches"])
+def test_where_nothing_moved_and_faults_were_not_recorded_they_are_unknown(real, name):
+    (block,) = Report(real("nokernels_rtx4060_2025.5.1")).section(name)
+    assert "Whether the GPU faulted is not known: GPU faults were not recorded" in block.text
+    assert "there are no" not in block.text
+
+
+def test_fault_rows_that_copied_nothing_form_no_cluster(built):
+    export = x.Export().add(
+        x.GPU_FAULTS,
+        *[x.gpu_fault(k * 10**6, k * 10**6 + 10**5, x.VA + k * x.MIB) for k in range(9)],
+    )
+    report = Report(built(export))
+    assert "these are made of copies to the GPU" in reports.texts(report.section("clusters"))[0]
+    assert "serviced 9 batches" in reports.texts(report.section("batches"))[0]
 
 
 def test_the_service_is_the_time_in_which_a_batch_was_under_way():

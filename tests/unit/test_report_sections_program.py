@@ -13,6 +13,9 @@ from nsan.report.blocks import Picture, Points
 from nsan.report.report import Report
 from nsan.report.sections.truth import compared
 from nsan.tabular.totals import share
+from nsan.units import format_bytes
+
+SWEEP = reports.SAMPLE_DATA / "model" / "pca_sweep" / "caching-1.5-none" / "caching-1.5-none.sqlite"
 
 
 def said(sample, name):
@@ -31,7 +34,23 @@ def test_steps_that_do_the_same_are_said_to_bring_their_memory_again():
 
 def test_a_first_step_that_differs_is_told_apart():
     text = said("ping_pong", "steps")
-    assert "The first brought 8.56 MiB to the GPU, a later one 0 B in the median" in text
+    assert "In the first 8.56 MiB came to the GPU and 576.00 KiB left it" in text
+    assert "in the second nothing came to the GPU or left it" in text
+
+
+def test_migrations_that_were_not_recorded_move_no_0_bytes_in_a_step(real):
+    blocks = Report(real("rtx4060ti_2026.1.1")).section("steps")
+    text = " ".join(reports.texts(blocks))
+    assert "What they move is not known: migrations were not recorded" in text
+    assert "came to the GPU" not in text
+    assert not [block for block in blocks if isinstance(block, Picture)]
+
+
+def test_steps_by_nvtx_are_said_to_be_by_time_and_those_by_kernels_not(real):
+    (by_time,) = reports.tables(reports.section("oversubscribed_sweep", "steps"))
+    (by_kernel,) = reports.tables(Report(real("rtx4060ti_2026.1.1")).section("steps"))
+    assert "by time: the GPU runs behind the host" in by_time
+    assert "by time" not in by_kernel
 
 
 def test_what_lies_outside_of_steps_is_told():
@@ -44,17 +63,28 @@ def test_what_lies_outside_of_steps_is_told():
 
 def test_without_steps_a_line_says_how_to_mark_them():
     text = said("real", "steps")
-    assert text.startswith("No steps were found")
+    assert text.startswith("No loop was recognised: no sequence of kernels")
     assert "range_push('step')" in text
     assert "nvtxRangePushA" in text
     assert len(reports.section("real", "steps")) == 1
+    assert "record with `--trace=cuda,nvtx`" in text
+
+
+def test_where_nvtx_was_recorded_or_nsys_was_not_used_nobody_is_told_to_record_it():
+    text = reports.texts(reports.section("first_touch", "steps"))[0]
+    assert text.startswith("No loop was recognised: no NVTX range")
+    assert "--trace" not in text
+    assert "--trace" not in said("hotspot_1024", "steps")
 
 
 def test_ranges_are_shown_only_where_there_are_others_than_the_steps():
     titles = [*reports.tables(reports.section("oversubscribed_sweep", "steps"))]
     others = [*reports.tables(reports.section("pca_on", "steps"))]
-    assert not [title for title in titles if title.startswith("NVTX ranges")]
-    assert [title for title in others if title.startswith("NVTX ranges")]
+    assert not [title for title in titles if title.startswith("Different memory")]
+    (title,) = (title for title in others if title.startswith("Different memory"))
+    assert "by time: the GPU runs behind the host" in title
+    names = [row["Name"] for row in reports.tables(reports.section("pca_on", "steps"))[title]]
+    assert names == ["update", "forward", "backward"]
 
 
 # Allocator -----------------------------------------------------------------------------------------
@@ -71,9 +101,27 @@ def test_dead_traffic_is_the_models_own():
     figures = json.loads((reports.path_of("pca_on").parent / "model.json").read_text())["figures"]
     dead = figures["dead_in_bytes"] + figures["dead_out_bytes"]
     moved = figures["in_coherence_bytes"] + figures["in_prefetch_bytes"] + figures["out_bytes"]
-    assert f"{share(dead / moved)} of what moved was of memory that no tensor held" in said(
-        "pca_on", "allocator"
+    text = said("pca_on", "allocator")
+    assert f"{share(dead / moved)} of what moved was data that no tensor needed" in text
+    (states,) = (
+        {row["Bytes of"]: row["Of all"] for row in rows}
+        for title, rows in reports.tables(reports.section("pca_on", "allocator")).items()
+        if title.startswith("Of what memory")
     )
+    stale = states["stale: older than the tensor"]
+    assert f"and {stale} was older than the tensor that held its place" in text
+
+
+def test_first_touches_saved_are_told_with_their_error_and_their_kind_once():
+    points = reports.points(reports.section("pca_on", "allocator"))
+    assert "The cache saved about 103 first touches (+- 21)." in said("pca_on", "allocator")
+    assert points["Reuse:"].text.endswith("reuse saved about 103 first touches (+- 21).")
+
+
+def test_an_error_as_large_as_the_figure_leaves_it_untold():
+    report = Report(SWEEP)
+    text = " ".join(reports.texts(report.section("allocator")))
+    assert "How many first touches the cache saved cannot be told: 189 (+- 1 751)" in text
 
 
 def test_both_sides_of_the_cache_are_told_with_their_kind():
@@ -166,6 +214,22 @@ def test_a_recorded_trace_and_a_part_have_nothing_to_compare():
     part = Report(reports.path_of("stream"), filters={"time": "1ms/8ms"})
     assert not compared(reports.opened("real"))
     assert not compared(part)
+
+
+def test_tables_that_a_truth_lacks_are_left_out_and_the_rest_is_compared():
+    folder = SWEEP.parent / "truth"
+    assert not (folder / "ping_pong.parquet").exists()
+    found = pairs(Report(SWEEP))
+    evicted = pl.read_parquet(folder / "evictions.parquet")["copied_bytes"].sum()
+    assert found["Evicted"] == (format_bytes(evicted), format_bytes(evicted))
+    assert found["Oversubscription factor"][0] == "1.84"
+
+
+def test_first_touches_and_remote_mappings_are_compared_together():
+    made = pl.read_parquet(reports.path_of("advice").parent / "truth" / "batches.parquet")
+    n = str(made.filter(pl.col("outcome") == "remote_map").height)
+    found = pairs(reports.opened("advice"))
+    assert found["Batches that copied nothing, not throttled"] == (n, n)
 
 
 def test_a_truth_that_cannot_be_read_is_a_warning(tmp_path):

@@ -39,6 +39,17 @@ def test_the_prefetchers_share_is_told_for_each_gpu():
     assert [text[:24] for text in said] == ["Page faults of GPU 0 bro", "Page faults of GPU 1 bro"]
 
 
+def test_a_prefetcher_that_added_nothing_has_no_figures(built):
+    export = x.Export().add(x.MEMCPY, x.migration(10, 20, 4 * KIB))
+    (said,) = reports.texts(Report(built(export)).section("traffic"))
+    assert said == "Page faults brought 4.00 KiB; the driver's prefetcher added nothing (derived)."
+
+
+def test_of_a_part_the_prefetcher_is_not_told():
+    part = Report(reports.path_of("two_gpus"), filters={"device": 1})
+    assert reports.texts(part.section("traffic")) == []
+
+
 def test_waste_of_the_prefetcher_is_an_upper_bound(built):
     # The fault brings 4 KiB, the prefetcher 60 KiB beside it; then the block is evicted.
     export = x.Export().add(
@@ -57,7 +68,9 @@ def test_times_that_are_too_coarse_are_left_out_and_said_so():
     blocks = reports.section("hotspot_1024", "traffic")
     rows = reports.tables(blocks)["By direction and cause"]
     assert not {"Busy", "Rate"} & set(rows[0])
-    assert "the start times are too coarse" in reports.texts(blocks)[0]
+    said = reports.texts(blocks)[0]
+    assert said.startswith("When copies overlapped, and so how long the GPU was busy with them, ")
+    assert "how fast" not in said
 
 
 def test_what_the_driver_reported_against_ping_pong_is_told_where_a_profiler_records_it():

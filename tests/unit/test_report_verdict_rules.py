@@ -6,17 +6,18 @@ import pytest
 
 from nsan.report.evidence import Bounce, Evidence, Held, Memory, Place
 from nsan.report.judging import (
-    trust,
+    grounds,
     verdict,
     what_it_cost,
     what_may_help,
     what_moved,
-    where,
     why,
 )
+from nsan.report.trusting import trust, where
 
 MIB = 1 << 20
 ALL = dict.fromkeys(("gpu_faults", "cpu_faults", "migrations", "kernels"), "recorded")
+UNKNOWN = "how long kernels waited is not known"
 FAULTED = {("htod", "coherence"): 2 * MIB, ("htod", "prefetch"): 6 * MIB}
 
 
@@ -62,7 +63,7 @@ def test_that_memory_came_again_is_said_from_one_tenth_on():
     once = what_moved(evidence(moved=FAULTED, times_in=1.09))
     again = what_moved(evidence(moved=FAULTED, times_in=1.1))
     assert len(once) == 1
-    assert again[1] == ("What the CPU sent went there 1.10 times on average", "derived")
+    assert again[1][:2] == ("What the CPU sent went there 1.10 times on average", "derived")
 
 
 def test_a_wait_from_fault_rows_is_the_most_that_a_kernel_can_have_stalled():
@@ -87,22 +88,32 @@ def test_a_wait_on_coarse_times_is_rough_and_no_bound():
     assert "rough" in wait.text
 
 
-def test_waits_of_several_kernels_never_exceed_the_time_that_kernels_ran():
-    # Sums over names overlap where kernels run side by side.
-    known = evidence(held=held(900), n_kernel_names=2, waiting_ns=1800, kernels_ns=1500)
-    (wait, _) = what_it_cost(known)
+def test_waits_of_several_kernels_are_told_together_with_the_longest():
+    known = {"held": held(900), "n_kernel_names": 2, "waiting_ns": 1200, "kernels_ns": 1500}
+    (wait, _) = what_it_cost(evidence(**known))
     assert (
-        "Kernels ran for 1.500 us, and a page fault was waiting for 1.500 us (100.0%)" in wait.text
+        "Kernels ran for 1.500 us, and a page fault was waiting for 1.200 us (80.0%)" in wait.text
     )
     assert "longest in `k` (900 ns)" in wait.text
+    (mixed, _) = what_it_cost(evidence(**known, waiting_kind="reconstructed"))
+    assert mixed.kind == "reconstructed"
+    assert "the most" not in mixed.text
 
 
 @pytest.mark.parametrize(
     ("known", "words"),
     [
         ({"held": held(0)}, "No kernel waited for a page fault"),
-        ({}, "No kernel ran"),
-        ({"is_part": True}, "No kernel ran in this part"),
+        ({"n_kernels": 0}, f"No kernel was recorded, so {UNKNOWN}"),
+        ({"n_kernels": 0, "is_part": True}, f"No kernel was recorded in this part, so {UNKNOWN}"),
+        (
+            {"n_kernels": 1},
+            f"1 kernel was recorded, with times that could not be read, so {UNKNOWN}",
+        ),
+        (
+            {"n_kernels": 2, "kernels_ns": 0},
+            f"2 kernels were recorded, none with a duration, so {UNKNOWN}",
+        ),
         (
             {"answers": ALL | {"kernels": "not_recorded"}},
             "How long kernels waited is not known, for kernels were not recorded",
@@ -113,7 +124,7 @@ def test_waits_of_several_kernels_never_exceed_the_time_that_kernels_ran():
         ),
         (
             {"held": held(0), "answers": ALL | {"gpu_faults": "unknown"}, "moved": FAULTED},
-            "Page faults were served while no kernel is known to have run",
+            "Page faults were served while no kernel was seen to run",
         ),
     ],
 )
@@ -139,7 +150,7 @@ def test_a_factor_from_the_size_of_the_gpu_is_no_upper_bound_but_derived():
 
 def test_evictions_of_a_part_say_nothing_of_refaults():
     (first, *_) = why(evidence(memory=Memory(MIB), is_part=True))
-    assert first == ("GPU memory was full: 1.00 MiB were evicted", "recorded")
+    assert first == ("GPU memory was full: 1.00 MiB were evicted", "recorded", ())
 
 
 @pytest.mark.parametrize(
@@ -164,15 +175,28 @@ def test_prefetches_of_the_program_are_judged_by_all_of_them():
     good = said(why(evidence(moved=moved, prefetches={"in_time": 2})))
     bad = said(why(evidence(moved=moved, prefetches={"in_time": 2, "late": 1, "early": 1})))
     assert good[1] == "None of its 2 prefetches looks late or early"
-    assert bad[1] == "Of its 4 prefetches 1 late and 1 early"
+    assert bad[1] == "Of its 4 prefetches 1 came late and 1 came too early"
+    (_, one) = said(why(evidence(moved=moved, prefetches={"late": 1})))
+    assert one == "Its prefetch came late"
 
 
 def test_batches_are_told_where_no_cause_is_known():
     known = {"outcomes": {"data": 3, "first_touch": 7}, "moved": {("htod", "unknown"): MIB}}
     assert said(why(evidence(**known))) == [
-        "Of 10 batches of GPU page faults 3 brought data and 7 had nothing to copy, since the GPU touched "
-        "pages first"
+        "Of 10 batches of GPU page faults 3 brought data and 7 copied nothing (first touch, or mapped "
+        "remotely)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("n", "words"), [(1, "The only batch"), (2, "Both batches"), (9, "All 9 batches")]
+)
+def test_all_batches_are_not_called_some_of_so_many(n, words):
+    (found,) = why(evidence(outcomes={"first_touch": n}, outcomes_kind="derived"))
+    assert found.text == (
+        f"{words} of GPU page faults copied nothing (first touch, or mapped remotely)"
+    )
+    assert found.kind == "derived"
 
 
 def test_a_few_first_touches_are_not_worth_a_word():
@@ -198,7 +222,7 @@ def test_less_memory_is_advised_only_where_much_was_fetched_again():
 def test_a_prefetch_is_advised_before_the_kernel_that_waits():
     known = evidence(held=held(100), moved=FAULTED)
     assert said(what_may_help(known)) == [
-        "`cudaMemPrefetchAsync` before `k` may take much of that wait away"
+        "`cudaMemPrefetchAsync` before `k` may spare it much of its wait for page faults"
     ]
 
 
@@ -238,14 +262,13 @@ def test_nothing_to_change_is_said_only_of_prefetches_in_time_without_a_fault():
 
 def test_the_place_is_no_kernel_where_most_came_while_none_ran():
     known = evidence(held=held(900, came=MIB), alone_bytes=7 * MIB, moved=FAULTED)
-    assert said(where(known)) == ["87.5% of what came to GPUs came while no kernel ran"]
+    assert said(where(known)) == ["87.5% of what came to GPUs came while no kernel was seen to run"]
 
 
 def test_a_guessed_allocation_is_reconstructed_and_not_called_an_allocation():
     place = Place("0x7f00", MIB, 2 * MIB, 4 * MIB, is_guessed=True)
-    assert where(evidence(allocation=place)) == [
-        ("Memory `0x7f00` (4.00 MiB): 50.0% of what moved", "reconstructed")
-    ]
+    (found,) = where(evidence(allocation=place))
+    assert found[:2] == ("Memory `0x7f00` (4.00 MiB): 50.0% of what moved", "reconstructed")
 
 
 def test_a_range_with_a_small_share_is_not_named():
@@ -255,11 +278,17 @@ def test_a_range_with_a_small_share_is_not_named():
     assert said(where(evidence(range=Place("r", 10, 100)))) == [
         "NVTX range `r`: 10.0% of what came to GPUs"
     ]
+    launched = Place("r", 10, 100, is_by_launch=True)
+    assert said(where(evidence(range=launched))) == [
+        "Launched in NVTX range `r`: 10.0% of what came to GPUs"
+    ]
 
 
 def test_first_touches_have_a_place_though_nothing_came():
     known = evidence(held=held(900, came=0, n_rows=3), n_fault_rows=4)
     assert said(where(known)) == ["Kernel `k`: 75.0% of GPU fault rows"]
+    every = evidence(held=held(900, came=0, n_rows=4), n_fault_rows=4)
+    assert said(where(every)) == ["Kernel `k`: all GPU fault rows"]
 
 
 def test_trust_names_what_weakens_the_figures():
@@ -292,6 +321,28 @@ def test_a_modelled_line_says_so_once_and_recorded_ones_say_nothing():
     assert not any("derived" in point.text for point in modelled)
     assert (real[0].kind, real[1].kind) == ("recorded", "derived")
     assert "of that (derived). `cudaMemPrefetchAsync`" in real[2].text
+
+
+def test_sizes_that_cannot_be_read_leave_reason_and_place_unknown():
+    unread = evidence(moved=None, n_copies=2)
+    words = ["for sizes of migrations could not be read"]
+    assert [text.partition(", ")[2] for text in said(why(unread))] == words
+    assert [text.partition(", ")[2] for text in said(where(unread))] == words
+
+
+def test_the_prefetcher_that_brought_nothing_has_no_percent():
+    (came,) = said(why(evidence(moved={("htod", "coherence"): MIB})))
+    assert came.endswith("the driver's prefetcher brought none of that")
+
+
+def test_the_verdict_stands_on_what_its_sentences_tell():
+    place, outcomes = Place("a", MIB, 2 * MIB, 4 * MIB), {"data": 99, "first_touch": 1}
+    known = {"moved": FAULTED, "held": held(900), "outcomes": outcomes, "times_in": 1.0}
+    assert grounds(evidence(**known)) == {"faults_by_kernel"}
+    more = {"allocation": place, "times_in": 2.0, "outcomes": {"first_touch": 1}}
+    assert grounds(evidence(**known | more)) == {
+        *("amplification", "batch_latency", "faults_by_allocation", "faults_by_kernel")
+    }
 
 
 def test_hostile_names_stay_code():

@@ -6,10 +6,19 @@ import exports as x
 import pytest
 
 import nsan
+from nsan.report import shown
+from nsan.report import side_by_side as module
 from nsan.report.blocks import Picture, Points, Table, Text
 from nsan.report.shown import Blocks
-from nsan.report.side_by_side import side_by_side, steps_of_two, traffic_of_two
+from nsan.report.side_by_side import (
+    about_views,
+    range_of_both,
+    side_by_side,
+    steps_of_two,
+    traffic_of_two,
+)
 from nsan.report.tables import table_of
+from nsan.units import format_count
 
 HOTSPOT = x.REPOSITORY / "sample_data" / "nvprof_hotspot_v100_1024.log.gz"
 WITHOUT_FAULTS = x.REPOSITORY / "sample_data" / "um_vector_add_rtx4060l.sqlite"
@@ -137,6 +146,83 @@ def test_a_trace_without_steps_is_named(trace_of):
     (said,) = steps_of_two(a, b)
     assert said.tone == "missing"
     assert said.text.startswith("B has no steps")
+
+
+def repeated(*sizes):
+    """Steps that no range marks: the same two kernels, again and again."""
+    made = stepped(*sizes)
+    del made.rows[x.NVTX]
+    made.strings |= {11: "forward", 12: "backward"}
+    starts = (1_000 * i for i in range(len(sizes)))
+    pairs = ((at, at + 400) for at in starts)
+    kernels = [
+        x.kernel(at, at + 300, name=n)
+        for pair in pairs
+        for at, n in zip(pair, (11, 12), strict=True)
+    ]
+    return made.add(x.KERNEL, *kernels)
+
+
+def test_where_one_has_not_the_range_its_steps_are_looked_for(trace_of):
+    sizes = [x.MIB] * 6
+    a, b = trace_of(stepped(*sizes)), trace_of(repeated(*sizes))
+    said, table = steps_of_two(a, b, nvtx="step")
+    assert said == Text("B has no NVTX range. Steps were looked for there.", "note")
+    assert len(table.rows) == 6
+    assert "A has 6 steps (NVTX range `step`); B has 6 steps (repeats of the kernels" in str(
+        table.notes
+    )
+
+
+def test_steps_that_another_range_marks_are_found(trace_of):
+    ranges = [x.nvtx(1_000 * i, 1_000 * i + 900, "train") for i in range(3)]
+    copies = [x.migration(1_000 * i + 10, 1_000 * i + 20, x.MIB) for i in range(3)]
+    a, b = trace_of(stepped(*[x.MIB] * 3)), trace_of(export(*copies, ranges=ranges))
+    said, table = steps_of_two(a, b, nvtx="step")
+    assert said.text == "B has no NVTX range `step`, but `train`. Steps were looked for there."
+    assert "B has 3 steps (NVTX range `train`)" in table.notes[0]
+    assert len(table.rows) == 3
+
+
+def test_which_ranges_it_has_instead_is_said(trace_of):
+    other = export(x.migration(0, 9, 4096), ranges=[x.nvtx(0, 9, "a`b"), x.nvtx(0, 5, "train")])
+    a, b = trace_of(stepped(x.MIB, x.MIB)), trace_of(other)
+    assert texts_of(steps_of_two(a, b, nvtx="step"))[0] == (
+        "B has no NVTX range `step`, but `a'b`, `train`. Steps were looked for there."
+    )
+    assert texts_of(steps_of_two(a, b)) == texts_of(steps_of_two(a, b, nvtx="step"))[1:]
+
+
+def test_more_steps_than_are_shown_are_counted_as_every_number_is(trace_of):
+    many = trace_of(stepped(*[4096] * 1_030))
+    (table,) = steps_of_two(many, many, nvtx="step")
+    assert len(table.rows) == 24
+    assert table.notes[0] == f"{format_count(1_006)} more steps."
+    assert table.notes[0] != "1006 more steps."
+
+
+# Views ----------------------------------------------------------------------------------------------
+
+
+def test_two_views_begin_with_a_range_only_where_both_have_it(trace_of):
+    a, b = trace_of(stepped(x.MIB)), trace_of(export(x.migration(0, 9, 4096)))
+    assert range_of_both(a, a, "step") == "step"
+    assert range_of_both(a, b, "step") == range_of_both(b, a, "step") == ""
+    assert range_of_both(b, b, "step") == range_of_both(a, a, "") == range_of_both(b, b, "") == ""
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["live", "in a report"])
+def test_the_keys_are_told_only_where_somebody_can_press_them(trace_of, monkeypatch, looks):
+    for place in (module, shown):
+        monkeypatch.setattr(place, "has_front_end", lambda: looks)
+    a, b = trace_of(stepped(x.MIB)), trace_of(export(x.migration(0, 9, 4096)))
+    for other, zero in ((a, "time 0 is the first `step` of each."), (b, "as not both have")):
+        (said,) = texts_of(about_views(a, other, nvtx="step"))
+        assert zero in said
+        assert ("Press `?`" in said) == looks
+        assert ("pictures of both views, each on its own clock" in said) != looks
+    assert (shown.if_live("Press.") == Blocks([Text("Press.")])) == looks
+    assert bool(shown.if_live("Press.")) == looks
 
 
 # A table of any source ------------------------------------------------------------------------------

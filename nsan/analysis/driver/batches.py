@@ -121,8 +121,8 @@ def batches(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
         and GPU are batches (or share the end of their batch) and the copies fit the row;
         reconstructed from copies alone otherwise. Figures of rows are null there.
     """
-    read = _read(gpu_faults, migrations)
-    return BATCHES.from_rows(lambda: once("batches", lambda: _batches(_kept_parts(*read)), *read))
+    given = (gpu_faults, migrations)
+    return BATCHES.from_rows(lambda: once("batches", lambda: _batches(_kept_parts(*given)), *given))
 
 
 def with_batch_id(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
@@ -144,7 +144,7 @@ def with_batch_id(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
     """
 
     def build() -> pl.DataFrame:
-        parts = _kept_parts(*_read(gpu_faults, migrations))
+        parts = _kept_parts(gpu_faults, migrations)
         same = [*KEYS, "end_ns", "from_row"]
         ids = _numbered(parts).select(*same, "batch_id")
         known = parts.copies.rename({"batch_end": "end_ns"}).join(ids, on=same, nulls_equal=True)
@@ -157,26 +157,24 @@ def with_batch_id(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.Lazy
     return pl.defer(build, schema={**columns, **ids})
 
 
-def _read(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> tuple[pl.LazyFrame, pl.LazyFrame]:
-    return gpu_faults.select(ROW_READS), migrations.select(BATCH_READS["migrations"])
-
-
 def _kept_parts(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> _Parts:
-    read = (gpu_faults, migrations)
-    return once("parts of batches", lambda: _parts(*read), *read)
+    given = (gpu_faults, migrations)
+    return once("parts of batches", lambda: _parts(*given), *given)
 
 
 def _parts(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> _Parts:
     """Give each copy the end of its batch: of a row where it fits, else of a group of pushes."""
+    # The checks are asked for by others, too: of the tables as they were handed.
     checks, ordered = pl.collect_all(
         [
             fault_row_checks(gpu_faults, migrations).select(*KEYS, "style"),
-            with_push_id(migrations),
+            with_push_id(migrations.select(BATCH_READS["migrations"])),
         ]
     )
     ordered = ordered.with_row_index("_row")
     usable = checks.filter(pl.col("style").is_in(USABLE_STYLES)).lazy()
-    rows = row_groups(gpu_faults.join(usable, on=KEYS, how="semi", nulls_equal=True)).collect()
+    of_batches = gpu_faults.select(ROW_READS).join(usable, on=KEYS, how="semi", nulls_equal=True)
+    rows = row_groups(of_batches).collect()
     legs = first_legs(ordered)
     own = _of_batches(ordered.lazy())
     placed = in_rows(own, rows.lazy()).collect()

@@ -236,7 +236,7 @@ def fault_row_checks(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.L
     """
     read = gpu_faults.select(ROW_READS), migrations.select(COPY_READS)
     return FAULT_ROW_CHECKS.from_rows(
-        lambda: once("fault row checks", lambda: _checks(*read), *read)
+        lambda: once("fault row checks", lambda: _checks(*read), gpu_faults, migrations)
     )
 
 

@@ -260,8 +260,11 @@ def _factors(sized: pl.DataFrame, reserve_bytes: int) -> pl.DataFrame:
 
 
 def _kept_levels(allocations: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.DataFrame:
-    read = allocations.select(_READS["allocations"]), migrations.select(_READS["migrations"])
-    return once("memory levels", lambda: _levels(read[0].collect(), read[1]), *read)
+    def build() -> pl.DataFrame:
+        rows = allocations.select(_READS["allocations"]).collect()
+        return _levels(rows, migrations.select(_READS["migrations"]))
+
+    return once("memory levels", build, allocations, migrations)
 
 
 def _levels(allocations: pl.DataFrame, migrations: pl.LazyFrame) -> pl.DataFrame:

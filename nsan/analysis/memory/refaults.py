@@ -170,7 +170,7 @@ def refaults(
     """
 
     def build() -> pl.DataFrame:
-        found = _kept_returns(_read(migrations, allocations), premature_ns)
+        found = _kept_returns(migrations, allocations, premature_ns)
         return found.sort("pid", "device_id", "time_ns", "evicted_ns", "va", "to_device_id")
 
     return REFAULTS.from_rows(build)
@@ -203,12 +203,13 @@ def evictions(
         One row per eviction, ordered by process, GPU and start. Refaulted, elsewhere and unreturned
         bytes add up to the evicted ones. Pages that are valid elsewhere are dropped without a row.
     """
-    read = _read(migrations, allocations)
+    given = (migrations, allocations)
 
     def build() -> pl.DataFrame:
-        return _evictions(read[0].collect(), _kept_returns(read, premature_ns))
+        rows = migrations.select(_READS["migrations"]).collect()
+        return _evictions(rows, _kept_returns(*given, premature_ns))
 
-    return EVICTIONS.from_rows(lambda: once(f"evictions, {premature_ns} ns", build, *read))
+    return EVICTIONS.from_rows(lambda: once(f"evictions, {premature_ns} ns", build, *given))
 
 
 @analysis(
@@ -288,16 +289,15 @@ def refault_totals(
     )
 
 
-def _read(migrations: pl.LazyFrame, allocations: pl.LazyFrame) -> list[pl.LazyFrame]:
-    return [migrations.select(_READS["migrations"]), allocations.select(_READS["allocations"])]
-
-
-def _kept_returns(read: Sequence[pl.LazyFrame], premature_ns: int) -> pl.DataFrame:
+def _kept_returns(
+    migrations: pl.LazyFrame, allocations: pl.LazyFrame, premature_ns: int
+) -> pl.DataFrame:
     def build() -> pl.DataFrame:
+        read = [migrations.select(_READS["migrations"]), allocations.select(_READS["allocations"])]
         rows, allocated = pl.collect_all(read)
         return _returns(rows, allocated, premature_ns)
 
-    return once(f"refaults, {premature_ns} ns", build, *read)
+    return once(f"refaults, {premature_ns} ns", build, migrations, allocations)
 
 
 def _sums() -> Sequence[pl.Expr]:

@@ -15,6 +15,7 @@ import polars as pl
 
 from nsan.analysis.allocator.replayed import told
 from nsan.analysis.driver.batches import BATCH_READS, batches, with_batch_id
+from nsan.analysis.keeping import handed
 from nsan.analysis.pca.clock import Clock, Moments, clock_fits, clock_of
 from nsan.analysis.pca.coverage import bounded
 from nsan.analysis.pca.history import (
@@ -82,7 +83,7 @@ def join(found: JoinInput) -> dict[str, pl.DataFrame]:
     O((n + m) log n) for n entries and m migrations and fault rows, and the parts they are cut into; the
     replay and the walk through the history are loops.
     """
-    trace = found.trace
+    trace = {name: handed(table, ["*"]) for name, table in found.trace.items()}
     fits, clock, histories = _histories(found)
     launches = launches_of(trace)
     if clock is not None:

@@ -40,7 +40,7 @@ STEP_TRAFFIC: Final = Result(
         derived("bytes", pl.Int64, "byte", "Bytes of the copies that start in the stretch."),
         derived("n_migrations", pl.Int64, "copies", "These copies."),
     ),
-    nothing="No steps were found: neither an NVTX range nor a sequence of kernels repeats.",
+    nothing="No loop was recognised, neither by NVTX ranges nor by a sequence of kernels that repeats.",
 )
 
 

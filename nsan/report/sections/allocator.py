@@ -22,7 +22,7 @@ from nsan.tabular.joined import (
     state_rows,
 )
 from nsan.tabular.totals import share
-from nsan.units import counted, format_bytes
+from nsan.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from nsan.report.report import Report
@@ -229,14 +229,17 @@ def _effect(report: Report) -> Iterator[Block]:
     snapshot = report.snapshot
     allocator = str(snapshot.info.model.get("allocator")) if snapshot else ""
     kinds = report.kinds("pca_effect", found)
-    kind = worst(kinds, ["dead_in_bytes", "reused_bytes", "in_bytes"])
+    kind, avoided = (
+        worst(kinds, ["dead_in_bytes", "reused_bytes", "in_bytes"]),
+        kinds["n_first_touch_avoided"],
+    )
     moved = found.sort(
         pl.col("in_bytes") + pl.col("out_bytes"), descending=True, maintain_order=True
     )
     points = [
         Point(*_labelled(sentence, row, found), kind)
         for row in moved.head(2).to_dicts()
-        for sentence in effect_in_words(row, allocator)
+        for sentence in effect_in_words(row, allocator, avoided=avoided if avoided != kind else "")
     ]
     if said := [*_both_sides(found, kinds)]:
         yield paragraph(said)
@@ -254,22 +257,40 @@ def _labelled(sentence: str, row: Mapping[str, Any], found: pl.DataFrame) -> tup
 
 
 def _both_sides(found: pl.DataFrame, kinds: Mapping[str, str]) -> Iterator[Said]:
-    """Say in one sentence what the cache saved and what it cost."""
-    dead = int((found["dead_in_bytes"] + found["dead_out_bytes"]).sum())
-    whole = int((found["in_bytes"] + found["out_bytes"]).sum())
-    avoided = found["n_first_touch_avoided"].drop_nulls()
-    saved = int(avoided.sum())
-    cost = (
-        f"{share(dead / whole if whole else None)} of what moved was of memory that no tensor held"
-    )
+    """Say what the cache saved and what it cost."""
+    saved = int(found["n_first_touch_avoided"].drop_nulls().sum())
+    cost = _dead(found)
     if saved:
-        yield (
-            f"The cache saved about {counted(saved, 'first touch', 'first touches')}.",
-            worst(kinds, ["n_first_touch_avoided"]),
+        yield _saved(found, saved), worst(kinds, ["n_first_touch_avoided"])
+    if cost:
+        what = "It cost dead traffic" if saved else "Dead traffic"
+        yield f"{what}: {cost}.", worst(kinds, ["dead_in_bytes", "in_bytes"])
+
+
+def _saved(found: pl.DataFrame, saved: int) -> str:
+    """Say how many first touches reuse saved, unless the error of that is as large."""
+    error = found.select(pl.col("n_first_touch_avoided_error").pow(2).sum().sqrt()).item()
+    about = f" (+- {format_count(round(error))})" if error else ""
+    if error >= saved:
+        return (
+            f"How many first touches the cache saved cannot be told: {format_count(saved)}{about}."
         )
-        yield f"It cost dead traffic: {cost}.", worst(kinds, ["dead_in_bytes", "in_bytes"])
-    elif dead:
-        yield f"Dead traffic: {cost}.", worst(kinds, ["dead_in_bytes", "in_bytes"])
+    return f"The cache saved about {counted(saved, 'first touch', 'first touches')}{about}."
+
+
+def _dead(found: pl.DataFrame) -> str:
+    """Say how much of what moved was of no use, and why: in no tensor, or older than the one there."""
+    sums = found.select(pl.col(pl.Int64).sum()).row(0, named=True)
+    whole = sums["in_bytes"] + sums["out_bytes"] - sums["unknown_bytes"]
+    dead, stale = sums["dead_in_bytes"] + sums["dead_out_bytes"], sums["stale_in_bytes"]
+    if not dead or not whole:
+        return ""
+    parts = {
+        "lay in no tensor": dead - stale,
+        "was older than the tensor that held its place": stale,
+    }
+    why = " and ".join(f"{share(size / whole)} {word}" for word, size in parts.items() if size)
+    return f"{share(dead / whole)} of what moved was data that no tensor needed ({why})"
 
 
 def _lines(report: Report) -> list[Block]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from nsan.report.blocks import Text
 from nsan.report.sections.saying import (
+    FOR_P90,
+    FOR_P99,
+    SILENT,
     Said,
+    added_up,
+    did_not_fault,
     gpu_word,
-    has_causes,
     has_rows,
+    inside,
     kind_of,
     not_recorded,
-    nothing_moved,
     paragraph,
     shown,
+    unsized,
+    with_enough,
+    without_moves,
     worst,
 )
 from nsan.report.shown import Blocks
@@ -38,10 +45,13 @@ _STYLES: Final = {
 
 _UNUSABLE: Final = "The GPU fault rows are not driver batches here ({style}): batches were put together from copies"
 _OUTCOMES: Final = {
-    "first_touch": "touched memory first and copied nothing",
+    "first_touch": SILENT,
     "throttled": "were held back because of ping-pong",
     "stale": "found their page there already",
 }
+_FEW_WORDS: Final = {"first_touch": "nothing copied"}
+"""Outcomes of which a table says more than their name claims."""
+
 _LATENCY: Final = (
     "outcome",
     "n_batches",
@@ -61,12 +71,22 @@ def write(report: Report) -> Blocks:
     """Write this section of a report."""
     if has_rows(report, "gpu_faults"):
         return _of_rows(report)
-    if report.is_recorded("gpu_faults") and not has_causes(report):
-        part = " in the part that was asked for" * report.is_part
-        return Blocks([Text(f"The GPU did not fault{part}, so there are no batches.", "note")])
-    if not has_rows(report, "migrations"):
-        return Blocks([nothing_moved(report, "batches of page faults")])
+    if did_not_fault(report):
+        return Blocks([Text(_no_rows(report), "note")])
+    if (nothing := without_moves(report, "batches of page faults", of_faults=True)) is not None:
+        return Blocks([nothing])
     return _of_copies(report)
+
+
+def _no_rows(report: Report) -> str:
+    """Say that there are no batches, where faults were traced and copies do not contradict."""
+    part = " in the part that was asked for" * report.is_part
+    if has_rows(report, "migrations"):
+        return (
+            f"There are no batches{part}: GPU faults were traced and none was recorded, and no copy names a "
+            "cause that would tell of one."
+        )
+    return f"The GPU did not fault{part}, so there are no batches."
 
 
 # With fault rows ------------------------------------------------------------------------------------
@@ -80,18 +100,31 @@ def _of_rows(report: Report) -> Blocks:
     if latency.is_empty():
         return Blocks([paragraph(_rows_are(report))]) + _of_copies(report)
     said = [*_serviced(report, latency), *_rows_are(report)]
+    rows = with_enough(latency, "n_batches").with_columns(
+        pl.col("outcome").cast(pl.String).replace(_FEW_WORDS)
+    )
     return (
         Blocks([paragraph(said)])
         + report.chart("batch_rate")
         + report.chart("batch_service")
         + report.table(
             "batch_latency",
-            frame=latency,
-            columns=shown("batch_latency", latency, _LATENCY),
-            title="How long batches take: latency from raised to replayed, service the driver's part of it",
+            frame=rows,
+            columns=shown("batch_latency", rows, _LATENCY),
+            title=(
+                "How long batches take: latency from raised to replayed, service the driver's part of it"
+                f"{_of_many(latency, rows)}"
+            ),
         )
         + _spent(report)
     )
+
+
+def _of_many(all_of: pl.DataFrame, shown_of: pl.DataFrame) -> str:
+    """Say which percentiles were left out, if some were."""
+    if all_of.null_count().sum_horizontal().item() == shown_of.null_count().sum_horizontal().item():
+        return ""
+    return f"; p90 of {FOR_P90} or more, p99 of {FOR_P99} or more"
 
 
 def _serviced(report: Report, latency: pl.DataFrame) -> Iterator[Said]:
@@ -107,7 +140,7 @@ def _serviced(report: Report, latency: pl.DataFrame) -> Iterator[Said]:
     )
     yield (
         f"The driver serviced {counted(n, 'batch', 'batches')} of GPU page faults in "
-        f"{format_time(service)} of service{of_all}.",
+        f"{format_time(service)} of service{of_all}{added_up(latency)}.",
         worst(kinds, ["n_batches", "service_sum_ns"]),
     )
     data = latency.filter(pl.col("outcome") == "data").sort("n_batches", descending=True)
@@ -115,8 +148,7 @@ def _serviced(report: Report, latency: pl.DataFrame) -> Iterator[Said]:
         row = data.row(0, named=True)
         gpu = gpu_word(row, latency)
         yield (
-            f"A batch that moved data{f' to {gpu}' if gpu else ''} took {format_time(row['latency_p50_ns'])} "
-            f"in the median, and one in a hundred over {format_time(row['latency_p99_ns'])}.",
+            f"A batch that moved data{f' to {gpu}' if gpu else ''} took {_lasted(row)}.",
             worst(kinds, ["latency_p50_ns", "latency_p99_ns"]),
         )
     others = dict(latency.group_by("outcome").agg(pl.col("n_batches").sum()).iter_rows())
@@ -125,6 +157,17 @@ def _serviced(report: Report, latency: pl.DataFrame) -> Iterator[Said]:
     ]
     if told:
         yield f"Of all, {', '.join(told)}.", worst(kinds, ["outcome", "n_batches"])
+
+
+def _lasted(row: Mapping[str, Any]) -> str:
+    """Say how long batches take in the median, and the longest as far as there are enough."""
+    n, usual = row["n_batches"], f"{format_time(row['latency_p50_ns'])} in the median"
+    if n >= FOR_P99:
+        return f"{usual}, and one in a hundred over {format_time(row['latency_p99_ns'])}"
+    if n >= FOR_P90:
+        return f"{usual}, and one in ten over {format_time(row['latency_p90_ns'])}"
+    longest = format_time(row["latency_max_ns"])
+    return f"{usual}, and at most {longest}" if n > 1 else f"{longest} (there is one)"
 
 
 def _rows_are(report: Report) -> Iterator[Said]:
@@ -175,7 +218,7 @@ def _of_copies(report: Report) -> Blocks:
         .row(0, named=True)
     )
     if not serviced["n"]:
-        return Blocks([Text("There are no batches: page faults brought nothing to a GPU.", "note")])
+        return Blocks([Text(_none(report), "note")])
     said: list[Said] = [
         (
             f"Copies show {counted(serviced['n'], 'batch', 'batches')} of GPU page faults that brought "
@@ -197,13 +240,34 @@ def _of_copies(report: Report) -> Blocks:
     if not report.is_recorded("gpu_faults"):
         said.append(
             (
-                f"How long a fault waited only fault rows tell: {not_recorded(report, 'gpu_faults')}.",
+                "How long a fault waited only fault rows tell: "
+                f"{inside(not_recorded(report, 'gpu_faults'))}.",
                 "",
             )
         )
+    elif not has_rows(report, "gpu_faults"):
+        said.append(("GPU faults were traced, yet no row of one is there.", ""))
+    said += unsized(report)
+    if found.is_empty():
+        return Blocks([paragraph(said)])
+    enough = with_enough(found, "n_gaps")
     gaps = report.table(
         "batch_gaps",
-        columns=shown("batch_gaps", found, _GAPS),
-        title="Time between two batches, from the last copy of one to the first of the next",
+        frame=enough,
+        columns=shown("batch_gaps", enough, _GAPS),
+        title=(
+            "Time between two batches, from the last copy of one to the first of the next"
+            f"{_of_many(found, enough)}"
+        ),
     )
     return Blocks([paragraph(said)]) + report.chart("batch_rate") + gaps
+
+
+def _none(report: Report) -> str:
+    """Say that copies show no batch, and what they cannot show."""
+    if report.is_recorded("gpu_faults"):
+        return "There are no batches: page faults brought nothing to a GPU."
+    return (
+        "Copies show no batches: page faults brought nothing to a GPU. What it touched first is not known: "
+        f"{inside(not_recorded(report, 'gpu_faults'))}."
+    )

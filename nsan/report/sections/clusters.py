@@ -10,14 +10,18 @@ import polars as pl
 from nsan.report.blocks import Text, quoted
 from nsan.report.sections.saying import (
     Said,
+    added_up,
+    did_not_fault,
     gpu_word,
     has_causes,
     has_rows,
+    inside,
     not_recorded,
-    nothing_moved,
     paragraph,
     part_of,
     shown,
+    unsized,
+    without_moves,
     worst,
 )
 from nsan.report.shown import Blocks
@@ -52,11 +56,24 @@ _PATTERNS: Final = (
 _MOST: Final = 3
 """Clusters whose share the first sentence tells."""
 
+_ONLY_FAULTS: Final = (
+    "There are no fault clusters: these are made of copies to the GPU, and no managed memory moved."
+)
+_NO_FAULTS: Final = (
+    "There are no fault clusters: GPU faults were traced and none was recorded, and no copy names a cause that would "
+    "tell of one."
+)
+
 
 def write(report: Report) -> Blocks:
     """Write this section of a report."""
-    if not has_rows(report, "migrations"):
-        return Blocks([nothing_moved(report, "fault clusters")])
+    moved = not report.is_recorded("migrations") or has_rows(report, "migrations")
+    if has_rows(report, "gpu_faults") and not moved:
+        return Blocks([Text(_ONLY_FAULTS, "note")])
+    if (nothing := without_moves(report, "fault clusters", of_faults=True)) is not None:
+        return Blocks([nothing])
+    if did_not_fault(report):
+        return Blocks([Text(_NO_FAULTS, "note")])
     found = report.frame("fault_clusters")
     largest = found.filter(pl.col("cluster_id") >= 0).sort(
         "bytes", "pid", "device_id", "cluster_id", descending=[True, False, False, False]
@@ -76,14 +93,18 @@ def write(report: Report) -> Blocks:
         *_crowds(report, found, largest, patterns),
         *_episodes(report),
         (_evidence(report), ""),
+        *unsized(report),
     ]
+    # Shares are of the GPU of a process: beside each other they look as if they were of all.
+    several = largest.select("pid", "device_id").n_unique() > 1
+    columns = [name for name in _CLUSTERS if not (several and name == "traffic_fraction")]
     return (
         Blocks([paragraph(said)])
         + report.chart("address_time_map")
         + report.table(
             "fault_clusters",
             frame=largest,
-            columns=shown("fault_clusters", largest, _CLUSTERS),
+            columns=shown("fault_clusters", largest, columns),
             title="The largest clusters",
         )
         + _walks(report, patterns)
@@ -152,10 +173,12 @@ def _episodes(report: Report) -> Iterator[Said]:
     if found.height == 1:
         yield f"The GPU faulted in one stretch of {lasted}.", kind
         return
-    gaps = found["gap_ns"].drop_nulls().to_list()
-    apart = f" with pauses above {format_time(max(gaps))} between them" if gaps else ""
+    # What parts two stretches is known where a GPU has two.
+    parted = found.filter(pl.len().over("pid", "device_id") > 1)["gap_ns"].drop_nulls().to_list()
+    apart = f" with pauses above {format_time(max(parted))} between them" if parted else ""
     yield (
-        f"Faults came in {counted(found.height, 'stretch', 'stretches')} of time{apart}, {lasted} together.",
+        f"Faults came in {counted(found.height, 'stretch', 'stretches')} of time{apart}, {lasted} together"
+        f"{added_up(found)}.",
         kind,
     )
 
@@ -164,10 +187,12 @@ def _evidence(report: Report) -> str:
     """Say on what the clusters rest."""
     if not report.is_recorded("gpu_faults"):
         return (
-            f"This rests on copies alone, as {not_recorded(report, 'gpu_faults')}: what a GPU touches "
+            f"This rests on copies alone, as {inside(not_recorded(report, 'gpu_faults'))}: what a GPU touches "
             "first is copied from nowhere, and not seen."
         )
-    why = "" if has_causes(report) else ", whatever caused them, as the log names no causes"
+    if not has_rows(report, "gpu_faults"):
+        return "This rests on copies alone: GPU faults were traced, yet no row of one is there."
+    why = "" if has_causes(report) else ", whatever caused them, as the recording names no causes"
     return (
         f"Clusters are made of copies to the GPU{why}; a fault row counts where its batch copied, and in "
         "none if it copied nothing."

@@ -81,8 +81,9 @@ def _gpus(devices: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _gpu(name: str | None, memory: int | None, n: int) -> str:
     size = f", {format_bytes(memory)}" + " each" * (n > 1) if memory else ""
-    known = quoted(name) if name else "not described in the capture"
-    return f"{n} x " * (n > 1 and bool(name)) + f"{n} " * (n > 1 and not name) + known + size
+    if not name:
+        return f"{n} GPUs, " * (n > 1) + "not described in the capture" + size
+    return f"{n} x " * (n > 1) + quoted(name) + size
 
 
 def _ran(document: Mapping[str, Any]) -> Iterator[Point]:
@@ -93,8 +94,12 @@ def _ran(document: Mapping[str, Any]) -> Iterator[Point]:
         ran = counted(kernels["n"], "kernel")
         if kernels["n_graph_launches"]:
             ran += f" and {counted(kernels['n_graph_launches'], 'graph launch', 'graph launches')}"
-        if kernels["n"] and kernels["busy_ns"] is not None:
-            ran += f", busy {format_time(kernels['busy_ns'])}"
+        # What started before a part may run in it.
+        is_cut = document["windows_ns"] is not None
+        ran += " started in this part" * is_cut
+        if kernels["busy_ns"]:
+            busy = ", and kernels ran for" if is_cut else ", busy"
+            ran += f"{busy} {format_time(kernels['busy_ns'])}"
         parts.append(ran)
     derived = document["duration_ns"] is not None or kernels["busy_ns"]
     kind = "modelled" if document["source_kind"] == MODEL_KIND else "derived"

@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from nsan.analysis.catalog import find
 from nsan.analysis.memory.oversubscription import RESERVE_BYTES
 from nsan.report.blocks import Text
 from nsan.report.sections.saying import (
     Said,
     gpu_word,
     has_causes,
-    has_rows,
+    inside,
     kind_of,
     not_recorded,
-    nothing_moved,
     paragraph,
     part_of,
     round_time,
     shown,
+    unsized,
+    without_moves,
     worst,
 )
 from nsan.report.shown import Blocks
@@ -56,11 +58,14 @@ _LEAST: Final = 0.01
 _FULL: Final = 1.0
 """Oversubscription factor of a GPU whose memory is exactly full."""
 
+_ENDLESS_NS: Final = 1 << 62
+"""Length of a window that holds any capture."""
+
 
 def write(report: Report) -> Blocks:
     """Write this section of a report."""
-    if not has_rows(report, "migrations"):
-        return Blocks([nothing_moved(report, "evictions and refaults")])
+    if (nothing := without_moves(report, "evictions and refaults")) is not None:
+        return Blocks([nothing])
     if report.is_part:
         said = Text(
             "Evictions, refaults and oversubscription need the whole capture, as what came before decides: "
@@ -70,34 +75,42 @@ def write(report: Report) -> Blocks:
         rest = [*_working_set(report)]
         return Blocks([said, *([paragraph(rest)] if rest else [])])
     room = report.frame("oversubscription_factor")
-    evicted = _evicted(report)
-    if evicted:
-        return _of_evictions(report, room, evicted)
-    return Blocks(
-        [paragraph([_not_evicted(report), *_factor(report, room), *_working_set(report)])]
-    )
+    if evictions := _groups(report, "eviction"):
+        return _of_evictions(report, room, evictions)
+    rest = [*_factor(report, room), *_working_set(report), *unsized(report)]
+    return Blocks([paragraph([_not_evicted(report), *rest])])
 
 
-def _evicted(report: Report) -> int:
-    groups = report.summary["migrations"]["groups"] or ()
-    return sum(group["bytes"] or 0 for group in groups if group["cause"] == "eviction")
+def _groups(report: Report, cause: str) -> list[Mapping[str, Any]]:
+    """Choose the groups of migrations of one cause."""
+    return [
+        group for group in report.summary["migrations"]["groups"] or () if group["cause"] == cause
+    ]
 
 
 def _not_evicted(report: Report) -> Said:
     if not has_causes(report):
-        return "Whether memory was evicted is not known, as the log names no causes of copies.", ""
+        said = (
+            "Whether memory was evicted is not known, as the recording names no causes of copies."
+        )
+        return said, ""
+    if any(group["direction"] == "dtoh" for group in _groups(report, "unknown")):
+        return (
+            "No copy is known to be an eviction, but of some that left the GPU no cause is known.",
+            "",
+        )
     return "Nothing was evicted: there was room for all that the GPU used.", kind_of(
         report, "recorded"
     )
 
 
-def _of_evictions(report: Report, room: pl.DataFrame, evicted: int) -> Blocks:
+def _of_evictions(report: Report, room: pl.DataFrame, evictions: list[Mapping[str, Any]]) -> Blocks:
     """Write what was evicted, and what of it came back."""
     blocks = report.frame("refaults_by_va_block")
-    rest = [*_factor(report, room), *_working_set(report), *_trust(report)]
+    rest = [*_factor(report, room), *_working_set(report), *_trust(report), *unsized(report)]
     refaulted = bool(blocks["refaulted_bytes"].sum())
     return (
-        Blocks([paragraph(_came_back(report, blocks, evicted)), paragraph(rest)])
+        Blocks([paragraph(_came_back(report, blocks, evictions)), paragraph(rest)])
         + report.chart("memory_held")
         + (report.chart("refault_distance") if refaulted else ())
         + _by_gpu(report, blocks)
@@ -105,12 +118,14 @@ def _of_evictions(report: Report, room: pl.DataFrame, evicted: int) -> Blocks:
     )
 
 
-def _came_back(report: Report, blocks: pl.DataFrame, evicted: int) -> Iterator[Said]:
+def _came_back(
+    report: Report, blocks: pl.DataFrame, evictions: list[Mapping[str, Any]]
+) -> Iterator[Said]:
     """Say what was evicted, and how much of it came back how soon."""
-    yield (
-        f"{format_bytes(evicted)} were evicted: the GPU's memory was full.",
-        kind_of(report, "recorded"),
-    )
+    sizes = [group["bytes"] for group in evictions]
+    known = sum(size for size in sizes if size is not None)
+    what = f"{format_bytes(known)} were evicted" if None not in sizes else "Memory was evicted"
+    yield f"{what}: the GPU's memory was full.", kind_of(report, "recorded")
     if blocks.is_empty():
         return
     kind = worst(report.kinds("refaults_by_va_block", blocks), ["evicted_bytes", "refaulted_bytes"])
@@ -146,13 +161,7 @@ def _factor(report: Report, room: pl.DataFrame) -> Iterator[Said]:
     gpu = gpu_word(row, found) or "the GPU"
     kinds = report.kinds("oversubscription_factor", room)
     if row["managed_peak_bytes"] is None:
-        size = row["capacity_bytes"]
-        of_size = f" of {format_bytes(size)}" if size else ""
-        yield (
-            f"At most {format_bytes(row['resident_peak_bytes'])}{of_size} of {gpu} were known to hold managed "
-            f"data; how much there was in all is not known: {not_recorded(report, 'allocations')}.",
-            worst(kinds, ["resident_peak_bytes"]),
-        )
+        yield _resident(report, row, gpu, worst(kinds, ["resident_peak_bytes"]))
         return
     peak = (
         f"The program held {format_bytes(row['managed_peak_bytes'])} of managed memory at its peak"
@@ -181,6 +190,22 @@ def _factor(report: Report, room: pl.DataFrame) -> Iterator[Said]:
         )
 
 
+def _resident(report: Report, row: Mapping[str, Any], gpu: str, kind: str) -> Said:
+    """Say what is known of managed memory where its allocations are not."""
+    why = inside(not_recorded(report, "allocations"))
+    if not row["resident_peak_bytes"]:  # none came by a copy: first touches are not seen
+        said = (
+            f"How much managed memory there was, and how much of it on {gpu}, is not known: {why}."
+        )
+        return said, ""
+    of_size = f" of the {format_bytes(row['capacity_bytes'])}" if row["capacity_bytes"] else ""
+    return (
+        f"At the peak {format_bytes(row['resident_peak_bytes'])}{of_size} of {gpu} were known to hold managed "
+        f"data; how much there was in all is not known: {why}.",
+        kind,
+    )
+
+
 def _otherwise(row: Mapping[str, Any]) -> str:
     """Write the factor as others define it, where memory does not fit."""
     if row["oversubscription_factor"] < _FULL:
@@ -192,17 +217,24 @@ def _otherwise(row: Mapping[str, Any]) -> str:
 
 
 def _working_set(report: Report) -> Iterator[Said]:
-    """Say how much memory was used in a short time."""
-    found = report.frame("working_set")
+    """Say how much different memory came in the busiest window, or in all of a shorter capture."""
+    window = find("working_set").options["window_ns"]
+    span, first = report.summary["duration_ns"], report.summary["first_ns"]
+    is_short = span is not None and span <= window and first >= 0
+    found = report.frame("working_set", {"window_ns": _ENDLESS_NS} if is_short else None)
     if found.is_empty():
         return
     row = found.sort("unique_bytes", "start_ns", descending=[True, False]).row(0, named=True)
-    gpu = gpu_word(row, found)
-    length = round_time(row["end_ns"] - row["start_ns"])
+    gpu = gpu_word(row, found) or "the GPU"
+    whole = "the part that was asked for" if report.is_part else "the whole capture"
+    when = (
+        f"Over {whole}"
+        if is_short
+        else f"In the busiest of the windows of {round_time(window)} (a fixed grid)"
+    )
     yield (
-        f"Within {length} at most {format_bytes(row['unique_bytes'])} of different memory moved or faulted"
-        f"{f' on {gpu}' if gpu else ''}: a lower bound of the working set, as use of what is there leaves no "
-        "trace.",
+        f"{when} {format_bytes(row['unique_bytes'])} of different memory came to {gpu} or faulted there: a lower "
+        "bound of what it worked on, as use of what is there leaves no trace.",
         worst(report.kinds("working_set", found), ["unique_bytes"]),
     )
 

@@ -13,10 +13,11 @@ from nsan.report.sections.saying import (
     Said,
     has_causes,
     has_rows,
-    nothing_moved,
     paragraph,
     round_time,
     shown,
+    unsized,
+    without_moves,
     worst,
 )
 from nsan.report.shown import Blocks
@@ -50,8 +51,8 @@ _FEW: Final = 5
 
 def write(report: Report) -> Blocks:
     """Write this section of a report."""
-    if not has_rows(report, "migrations"):
-        return Blocks([nothing_moved(report, "pages that bounce")])
+    if (nothing := without_moves(report, "pages that bounce")) is not None:
+        return Blocks([nothing])
     found = report.frame("ping_pong")
     if found.is_empty():
         return Blocks([Text(_none(report), "note"), *_measures(report)])
@@ -120,9 +121,9 @@ def _measures(report: Report) -> Iterator[Text]:
     said: list[Said] = []
     if events := report.summary["driver_events"]:
         kinds = ", ".join(
-            f"{format_count(n)} {kind.replace('_', ' ')}" for kind, n in sorted(events.items())
+            f"{kind.replace('_', ' ')} {counted(n, 'time')}" for kind, n in sorted(events.items())
         )
-        said.append((f"The driver reported (rows of the log): {kinds}.", "recorded"))
+        said.append((f"The driver reported (rows of the log) {kinds}.", "recorded"))
     if has_rows(report, "gpu_faults"):
         latency = report.frame("batch_latency")
         held = int(latency.filter(pl.col("outcome") == "throttled")["n_batches"].sum())
@@ -134,5 +135,5 @@ def _measures(report: Report) -> Iterator[Text]:
                     worst(report.kinds("batch_latency", latency), ["outcome", "n_batches"]),
                 )
             )
-    if said:
+    if said := [*said, *unsized(report)]:
         yield paragraph(said)

@@ -10,6 +10,7 @@ from nsan.analysis.attribution.work import REMAINDERS
 from nsan.report.blocks import Block, Text
 from nsan.report.sections.saying import has_rows, not_recorded, nothing_moved, of_gpus
 from nsan.report.shown import Blocks
+from nsan.report.waiting import by_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,15 +67,20 @@ def write(report: Report) -> Blocks:
     """Write this section of a report."""
     if not has_rows(report, "migrations") and not has_rows(report, "gpu_faults"):
         return Blocks([nothing_moved(report, "such places")])
-    blocks: list[Block] = [*_kernels(report), *_ranges(report)]
-    blocks += [*_allocations(report), *_va_blocks(report), *_missing(report)]
-    return Blocks(blocks)
+    parts = {
+        ("faults_by_kernel", "top_kernels"): _kernels(report),
+        ("faults_by_nvtx",): _ranges(report),
+        ("faults_by_allocation", "top_allocations"): _allocations(report),
+        ("faults_by_va_block",): _va_blocks(report),
+    }
+    report.rests_on(name for names, blocks in parts.items() if blocks for name in names)
+    return Blocks([*(block for blocks in parts.values() for block in blocks), *_missing(report)])
 
 
 def _kernels(report: Report) -> list[Block]:
     if not report.is_recorded("kernels"):
         return []
-    found = report.rows_of("faults_by_kernel")
+    found = by_kernel(report)
     if found is None:
         return []
     is_rest = pl.col("work").is_in(list(REMAINDERS))
@@ -85,6 +91,7 @@ def _kernels(report: Report) -> list[Block]:
     order = ("exposed_ns", "in_bytes", "evicted_bytes", "time_ns")
     found = found.sort(order, descending=True, nulls_last=True, maintain_order=True)
     found = _with_rest(found, is_rest, report.rows)
+    inside = ", times inside this part" * (report.trace.windows is not None)
     return [
         *report.chart("faults_of_kernels"),
         *_table(
@@ -92,7 +99,7 @@ def _kernels(report: Report) -> list[Block]:
             "faults_by_kernel",
             found,
             _KERNEL,
-            "By kernel and other work of the GPU, the longest wait first",
+            f"By kernel and other work of the GPU{inside}, the longest wait first",
         ),
     ]
 
@@ -131,7 +138,10 @@ def _ranges(report: Report) -> list[Block]:
     found = _with_rest(found, is_range.not_(), report.rows)
     whose = "GPU work launched in it" if options else "what happened meanwhile"
     title = f"By NVTX range ({whose}), the one that brought most to GPUs first"
-    return _table(report, "faults_by_nvtx", found, _RANGE, title)
+    # Times are those of whole ranges and of what was launched in them, wherever a part ends.
+    cut = report.trace.windows is not None
+    columns = [name for name in _RANGE if not (cut and name.endswith("_ns"))]
+    return _table(report, "faults_by_nvtx", found, columns, title)
 
 
 def _allocations(report: Report) -> list[Block]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nsan.report.report import Report
 
 _LONGEST_COMMAND: Final = 300
+_ELSEWHERE: Final = "FOLDER"
 
 _MEANINGS: Final = {
     "recorded": "rows of the trace as they are, and sums of them.",
@@ -56,9 +57,9 @@ def write(report: Report) -> Blocks:
 def _origin(report: Report) -> Iterator[Point]:
     document = report.summary
     yield Point("Made by:", f"nsan {document['nsan_version']}, {', '.join(_libraries())}")
-    yield Point(
-        "Command:", f"{quoted(command_of(report), _LONGEST_COMMAND)}, in the folder of the trace"
-    )
+    place = f", where `{_ELSEWHERE}` is that of the snapshot" * report.is_snapshot_elsewhere
+    command = quoted(command_of(report), _LONGEST_COMMAND)
+    yield Point("Command:", f"{command}, in the folder of the trace{place}")
     schema = document["export_schema"]
     exported = f", export schema {safe(schema)}" if schema else ""
     yield Point("Trace:", f"{quoted(document['source'])}, {profiler_in_words(document)}{exported}")
@@ -83,7 +84,7 @@ def command_of(report: Report) -> str:
     Returns
     -------
     str
-        As for a shell.
+        As for a shell; ``FOLDER`` stands for that of a snapshot which does not lie beside the trace.
     """
     words = ["nsan", "report", report.path.name or report.trace.info.source]
     for key, option in _OPTIONS.items():
@@ -91,7 +92,8 @@ def command_of(report: Report) -> str:
             # An option's value that begins with a dash needs the equals sign.
             words += [f"{option}={value}"] if str(value).startswith("-") else [option, str(value)]
     if report.snapshot_name:
-        words += ["--snapshot", report.snapshot_name]
+        folder = f"{_ELSEWHERE}/" * report.is_snapshot_elsewhere
+        words += ["--snapshot", folder + report.snapshot_name]
     if report.rows != _DEFAULT_ROWS:
         words += ["--rows", str(report.rows)]
     if report.theme != "light":

@@ -74,6 +74,9 @@ def _row(report: Report, kind: str) -> tuple[str, ...]:
     answer, reason = report.summary["capture"][kind], report.summary["reasons"][kind]
     word, told = _WORDS[kind]
     n = n_rows(report, kind)
+    # That rows are there is said of the capture, and this part of it may have none.
+    if n == 0 and report.is_part:
+        reason = "none in this part"
     known = _ANSWERS[answer] + (f": {safe(reason)}" if not n else "")
     return (word, known, format_count(n), told)
 

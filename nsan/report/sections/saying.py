@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+import polars as pl
+
 from nsan.analysis.catalog import find
 from nsan.analysis.result import KINDS
+from nsan.health import NVPROF_KINDS
 from nsan.info import MODEL_KIND
 from nsan.report.blocks import Table, Text
 from nsan.tabular.columns import zero_columns
@@ -17,8 +20,6 @@ from nsan.text import safe, shortened
 from nsan.units import format_time
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from nsan.report.report import Report
     from nsan.tabular.text import Field, Row
 
@@ -26,6 +27,12 @@ Said = tuple[str, str]
 """A sentence, and the kind of its figures; "" if it has none."""
 
 _GPU: Final = ("pid", "device_id")
+
+FOR_P90, FOR_P99 = 20, 100
+"""From so many values on a tenth or a hundredth of them is worth a figure: a choice of ours."""
+
+SILENT: Final = "copied nothing (first touch, or mapped remotely)"
+"""What batches of the outcome ``first_touch`` did: their page had not come by a copy, and none was made."""
 
 
 def worst(kinds: Mapping[str, str], columns: Iterable[str]) -> str:
@@ -192,21 +199,68 @@ def gpu_word(row: Mapping[str, Any], found: pl.DataFrame) -> str:
     Returns
     -------
     str
-        As "GPU 1 of process 42".
+        As "GPU 1 of process 42", or "the GPU for process 42".
     """
     keys = of_gpus(found, ())
-    words = []
-    if "device_id" in keys:
-        words.append("no known GPU" if row["device_id"] is None else f"GPU {row['device_id']}")
-    if "pid" in keys:
-        words.append(f"process {'unknown' if row['pid'] is None else row['pid']}")
-    return " of ".join(words)
+    process = f"process {'unknown' if row['pid'] is None else row['pid']}"
+    if "device_id" not in keys:
+        return f"the GPU for {process}" if "pid" in keys else ""
+    gpu = "no known GPU" if row["device_id"] is None else f"GPU {row['device_id']}"
+    return f"{gpu} of {process}" if "pid" in keys else gpu
+
+
+def added_up(found: pl.DataFrame) -> str:
+    """Say over how many GPUs or processes a sum of times goes, as these overlap; "" for one.
+
+    Parameters
+    ----------
+    found : DataFrame
+        Rows with ``pid`` and ``device_id``.
+
+    Returns
+    -------
+    str
+        As " (added up over 2 GPUs)".
+    """
+    n = found.select(_GPU).n_unique()
+    if n < 2:
+        return ""
+    what = {1: "processes", n: "GPUs"}.get(
+        found["device_id"].n_unique(), "pairs of GPU and process"
+    )
+    return f" (added up over {n} {what})"
+
+
+def with_enough(found: pl.DataFrame, count: str) -> pl.DataFrame:
+    """Take away percentiles of too few values: the 99th of two is the larger of them.
+
+    Parameters
+    ----------
+    found : DataFrame
+        Rows with columns as ``latency_p90_ns``.
+    count : str
+        Column with the number of values.
+
+    Returns
+    -------
+    DataFrame
+        The rows; such a percentile is null.
+    """
+    least = {name: FOR_P99 if "_p99_" in name else FOR_P90 for name in found.columns}
+    few = [name for name in found.columns if any(f"_p{p}_" in name for p in (10, 90, 99))]
+    return found.with_columns(pl.when(pl.col(count) >= least[name]).then(name) for name in few)
 
 
 def has_causes(report: Report) -> bool:
     """Say whether the recording tells why memory moved: the logs of nvprof do not."""
     groups = report.summary["migrations"]["groups"] or ()
     return any(group["cause"] != "unknown" for group in groups)
+
+
+def did_not_fault(report: Report) -> bool:
+    """Say whether GPU faults were traced and there is none, and no copy names a cause that says otherwise."""
+    traced = report.is_recorded("gpu_faults") and not has_rows(report, "gpu_faults")
+    return traced and not has_causes(report)
 
 
 def has_rows(report: Report, kind: str) -> bool:
@@ -230,13 +284,27 @@ def not_recorded(report: Report, kind: str) -> str:
         A clause without an end.
     """
     answer, switch = report.summary["capture"][kind], report.summary["switches"][kind]
+    if answer == "recorded":
+        return f"{table_word(kind)} were traced, and there was none"
     word = "were not recorded" if answer == "not_recorded" else "may not have been recorded"
-    why = f"`{switch}`" if switch else safe(report.summary["reasons"][kind])
+    is_nsys = report.summary["source_kind"] not in NVPROF_KINDS
+    why = f"`{switch}`" if switch and is_nsys else safe(report.summary["reasons"][kind])
     return f"{table_word(kind)} {word} ({why})"
 
 
-def nothing_moved(report: Report, what: str) -> Text:
-    """Say why a section about migrations has none.
+def inside(text: str) -> str:
+    """Write what begins a sentence as it stands inside of one.
+
+    Examples
+    --------
+    >>> inside("Migrations"), inside("GPU faults")
+    ('migrations', 'GPU faults')
+    """
+    return text if text[:2].isupper() else text[0].lower() + text[1:]
+
+
+def nothing_moved(report: Report, what: str, *, of_faults: bool = True) -> Text:
+    """Say why a section has nothing, where no migration is known.
 
     Parameters
     ----------
@@ -244,6 +312,8 @@ def nothing_moved(report: Report, what: str) -> Text:
         The report.
     what : str
         What there would be, in the plural.
+    of_faults : bool, default True
+        Faults without a copy can make some, too: without fault rows it is not known whether there are.
 
     Returns
     -------
@@ -251,6 +321,49 @@ def nothing_moved(report: Report, what: str) -> Text:
         A line.
     """
     if not report.is_recorded("migrations"):
-        return Text(f"Nothing is known of {what}: {not_recorded(report, 'migrations')}.", "missing")
+        why = inside(not_recorded(report, "migrations"))
+        return Text(f"Nothing is known of {what}: {why}.", "missing")
     part = " in the part that was asked for" * report.is_part
+    if of_faults and not report.is_recorded("gpu_faults"):
+        why = inside(not_recorded(report, "gpu_faults"))
+        return Text(
+            f"No managed memory moved{part}. Whether the GPU faulted is not known: {why}, and a first touch "
+            "moves nothing.",
+            "missing",
+        )
     return Text(f"No managed memory moved{part}, so there are no {what}.", "note")
+
+
+def without_moves(report: Report, what: str, *, of_faults: bool = False) -> Text | None:
+    """Say why a section that stands on copies has nothing; None where there are copies of known size.
+
+    Parameters
+    ----------
+    report : Report
+        The report.
+    what : str
+        What there would be, in the plural.
+    of_faults : bool, default False
+        As in :func:`nothing_moved`.
+
+    Returns
+    -------
+    Text or None
+        A line.
+    """
+    if not has_rows(report, "migrations"):
+        return nothing_moved(report, what, of_faults=of_faults)
+    if (
+        not unsized(report)
+        or report.trace.migrations.select(pl.col("bytes").count()).collect().item()
+    ):
+        return None
+    return Text(f"Nothing is known of {what}: the sizes of copies cannot be read.", "missing")
+
+
+def unsized(report: Report) -> list[Said]:
+    """Say that copies lack their size, where some do: sums are of the others."""
+    moved = report.summary["migrations"]
+    if not moved["n"] or moved["bytes"] is not None:
+        return []
+    return [("The sizes of some copies cannot be read: figures of bytes are without them.", "")]

@@ -39,14 +39,14 @@ _MOST_GPUS: Final = 4
 def write(report: Report) -> Blocks:
     """Write this section of a report."""
     if not has_rows(report, "migrations"):
-        return Blocks([nothing_moved(report, "migrations")])
+        return Blocks([nothing_moved(report, "migrations", of_faults=False)])
     blocks: list[Block] = [*report.chart("migrations_over_time"), *_matrix(report)]
     blocks += [*_prefetcher(report), *_driver_events(report)]
     return Blocks(blocks)
 
 
 def _matrix(report: Report) -> Blocks:
-    """Show bytes by direction and cause, without times where these are not known."""
+    """Show bytes by direction and cause, without times where it is not known which copies overlapped."""
     found = report.frame("traffic_matrix")
     found = found.sort("bytes", descending=True, nulls_last=True, maintain_order=True)
     columns = of_gpus(found, _COLUMNS)
@@ -56,15 +56,18 @@ def _matrix(report: Report) -> Blocks:
         "traffic_matrix", columns=columns, frame=found, title="By direction and cause"
     )
     if report.summary["migrations"]["busy_ns"] is None:
-        said = "How long copies took and how fast they were is not known: the start times are too coarse."
+        said = (
+            "When copies overlapped, and so how long the GPU was busy with them, is not known: the start times "
+            "are too coarse."
+        )
         return Blocks([*blocks, Text(said, "note")])
     return blocks
 
 
 def _prefetcher(report: Report) -> list[Text]:
     """Say what the driver's prefetcher did, for each GPU."""
-    found = report.frame("prefetch_share")
-    if not found.height:
+    found = report.rows_of("prefetch_share")
+    if found is None:
         return []
     kinds = report.kinds("prefetch_share", found)
     brought = found.filter(pl.col("fault_bytes") > 0).head(_MOST_GPUS)
@@ -72,12 +75,17 @@ def _prefetcher(report: Report) -> list[Text]:
 
 
 def _prefetched(row: dict[str, Any], found: pl.DataFrame, kinds: dict[str, str]) -> list[Said]:
-    where = gpu_word(row, found)
+    where, n = gpu_word(row, found), row["n_pages_prefetched"]
+    came = (
+        f"Page faults{' of ' + where if where else ''} brought {format_bytes(row['fault_bytes'])}"
+    )
+    if not n:
+        text, used = f"{came}; the driver's prefetcher added nothing.", ("fault_bytes",)
+        return [(text, worst(kinds, used))]
     said = [
         (
-            f"Page faults{' of ' + where if where else ''} brought {format_bytes(row['fault_bytes'])}; "
-            f"{share(row['prefetch_fraction'])} of that the driver's prefetcher added, which spared at most "
-            f"{counted(row['n_pages_prefetched'], 'fault')}.",
+            f"{came}; {share(row['prefetch_fraction'])} of that the driver's prefetcher added, which spared at "
+            f"most {counted(n, 'fault')}.",
             worst(kinds, ("fault_bytes", "prefetch_fraction", "n_pages_prefetched")),
         )
     ]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from nsan.analysis.result import KINDS
 from nsan.report.sections.saying import (
     Said,
-    has_rows,
     kind_of,
-    nothing_moved,
     paragraph,
     part_of,
     shown,
     total,
+    unsized,
+    without_moves,
     worst,
 )
 from nsan.report.shown import Blocks
@@ -64,18 +63,25 @@ _OUTCOMES: Final = {
 
 def write(report: Report) -> Blocks:
     """Write this section of a report."""
-    if not has_rows(report, "migrations"):
-        return Blocks([nothing_moved(report, "transfers")])
+    if (nothing := without_moves(report, "transfers")) is not None:
+        return Blocks([nothing])
     size = pl.col("bytes")
-    sizes = report.frame("transfer_efficiency").sort(
-        size.sum().over("direction"),
-        size.sum().over(_KEYS),
-        *_KEYS,
-        "min_bytes",
-        descending=[True, True, *[False] * 3, True],
+    sizes = (
+        report.frame("transfer_efficiency")
+        .filter(size > 0)
+        .sort(
+            size.sum().over("direction"),
+            size.sum().over(_KEYS),
+            *_KEYS,
+            "min_bytes",
+            descending=[True, True, *[False] * 3, True],
+        )
     )
     cost = report.frame("copy_cost").filter(pl.col("bytes_per_s").is_not_null())
-    said = [*_speed(report, sizes, cost)], [*_again(report), *_prefetcher(report)]
+    said = (
+        [*_speed(report, sizes, cost), *_singly(report)],
+        [*_again(report), *_rule(report), *unsized(report)],
+    )
     return (
         Blocks(paragraph(part) for part in said if part)
         + report.chart("transfer_sizes")
@@ -123,20 +129,41 @@ def _speed(report: Report, sizes: pl.DataFrame, cost: pl.DataFrame) -> Iterator[
     )
     for row in ways.to_dicts():
         moved = f"{format_bytes(row['bytes'])} moved {direction_word(row['direction'])}"
-        if not row["ns"]:
-            yield f"{moved}, at a rate that is not known.", worst(kinds, ["bytes"])
+        some_unknown = report.summary["migrations"][f"{row['direction']}_bytes"] is None
+        if some_unknown or not row["ns"]:
+            least = " at least" * some_unknown
+            yield f"{moved}{least}, at a rate that is not known.", worst(kinds, ["bytes"])
             continue
-        rate = row["bytes"] / row["ns"] * NS_PER_S
-        text, used = (
-            f"{moved} at {format_rate(rate)} on average",
-            [kinds["bytes"], kinds["copy_ns"]],
-        )
-        if row["bytes_per_s"]:
-            text += f", {share(rate / row['bytes_per_s'])} of the {format_rate(row['bytes_per_s'])} of a long copy"
-            used.append(best["bytes_per_s"])
+        rate, long = row["bytes"] / row["ns"] * NS_PER_S, row["bytes_per_s"]
+        small = ""
         if row["small"] >= _TELLING:
-            text += f"; {share(row['small'])} of it in pushes below 64 KiB"
-        yield f"{text}.", max(used, key=KINDS.index)
+            small = f", {share(row['small'])} of it in pushes below 64 KiB"
+        yield from _rated(
+            f"{moved} at {format_rate(rate)} on average{small}",
+            worst(kinds, ["bytes", "copy_ns"]),
+            f"{share(rate / long)} of the {format_rate(long)} of a long copy" if long else "",
+            best["bytes_per_s"],
+        )
+
+
+def _rated(average: str, kind: str, against: str, against_kind: str) -> Iterator[Said]:
+    """Write an average beside the best; apart where the best is less certain, so that each has its kind."""
+    if against and kind == against_kind:
+        yield f"{average}, {against}.", kind
+        return
+    yield f"{average}.", kind
+    if against:
+        yield f"That is {against}.", against_kind
+
+
+def _singly(report: Report) -> Iterator[Said]:
+    """Say what rates are of, where start times are too coarse to tell when anything was under way."""
+    moved = report.summary["migrations"]
+    if moved["busy_ns"] is None and moved["bytes"]:
+        yield (
+            "Rates are of single copies: the log tells how long each took, only when it began is coarse.",
+            "",
+        )
 
 
 def _again(report: Report) -> Iterator[Said]:
@@ -156,34 +183,21 @@ def _again(report: Report) -> Iterator[Said]:
         )
         return
     yield (
-        f"The same memory came from the CPU {times:.1f} times on average: {format_bytes(came)} moved for "
+        f"The same memory came from the CPU {times:.2f} times on average: {format_bytes(came)} moved for "
         f"{format_bytes(distinct)} of different memory.",
         kind,
     )
 
 
-def _prefetcher(report: Report) -> Iterator[Said]:
-    """Say what the driver's prefetcher brought, whether by its rule, and what perhaps for nothing."""
+def _rule(report: Report) -> Iterator[Said]:
+    """Say how far the rule of the driver's prefetcher explains what came."""
     if report.is_part:  # it needs the whole capture
         return
-    brought = report.frame("prefetch_share")
-    if not (ahead := total(brought, "prefetch_bytes")):
-        return
-    kinds = report.kinds("prefetch_share", brought)
-    text = (
-        f"The driver's prefetcher brought {format_bytes(ahead)}, "
-        f"{part_of(ahead, total(brought, 'fault_bytes'))} of what faults brought"
-    )
-    if wasted := total(brought, "no_evidence_of_use_bytes"):
-        text += (
-            f"; {part_of(wasted, ahead)} of that was evicted next, without evidence of use (at most so much "
-            "was for nothing)"
-        )
-    yield f"{text}.", worst(kinds, ["prefetch_bytes", "fault_bytes", "no_evidence_of_use_bytes"])
     n, exact = _replayed(report)
     if n:
         yield (
-            f"Its rule, run again, gives {part_of(exact, n)} of {counted(n, 'push', 'pushes')} to the page.",
+            "The rule of the driver's prefetcher, run again, gives "
+            f"{part_of(exact, n)} of {counted(n, 'push', 'pushes')} to the page.",
             kind_of(report, "derived"),
         )
 
@@ -206,13 +220,10 @@ def _prefetches(report: Report) -> Blocks:
     outcomes = (
         found.group_by("outcome").agg(n=pl.len(), bytes=pl.col("bytes").sum()).sort("outcome")
     )
-    parts = [
-        f"{format_count(row['n'])} of {format_bytes(row['bytes'])} "
-        f"{_OUTCOMES.get(row['outcome'], str(row['outcome']).replace('_', ' '))}"
-        for row in outcomes.to_dicts()
-    ]
+    n, size = counted(found.height, "prefetch", "prefetches"), format_bytes(total(found, "bytes"))
+    parts = [_outcome(row, found.height) for row in outcomes.to_dicts()]
     kind = worst(report.kinds("user_prefetches", found), ["bytes", "outcome"])
-    said = f"The program asked for {counted(found.height, 'prefetch', 'prefetches')}: {', '.join(parts)}."
+    said = f"The program asked for {n}, which moved {size}: {', '.join(parts)}."
     largest = found.sort("bytes", "pid", "prefetch_id", descending=[True, False, False])
     return Blocks([paragraph([(said, kind)])]) + report.table(
         "user_prefetches",
@@ -221,3 +232,11 @@ def _prefetches(report: Report) -> Blocks:
         rows=5,
         title="The largest of the program's prefetches",
     )
+
+
+def _outcome(row: Mapping[str, Any], n: int) -> str:
+    """Say how many prefetches became what, and what these moved; "all" where all did."""
+    word = _OUTCOMES.get(row["outcome"], str(row["outcome"]).replace("_", " "))
+    if row["n"] == n:
+        return f"{'all ' * (n > 1)}{word}"
+    return f"{format_count(row['n'])} {word} ({format_bytes(row['bytes'])})"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nsan.report.blocks import Text
 from nsan.report.evidence import gather, is_empty
-from nsan.report.judging import verdict
+from nsan.report.judging import grounds, verdict
 from nsan.report.shown import Blocks
 
 if TYPE_CHECKING:
@@ -21,4 +21,6 @@ def write(report: Report) -> Blocks:
         if not report.is_part:
             said += " The sections that such events fill are left out."
         return Blocks([Text(said, "note")])
-    return Blocks([verdict(gather(report))])
+    evidence = gather(report)
+    report.rests_on(grounds(evidence))
+    return Blocks([verdict(evidence)])
