@@ -199,11 +199,14 @@ def _only(moved: pl.DataFrame) -> str:
 
 def _least(moved: pl.DataFrame) -> pl.Expr:
     """Find by direction how many bytes the lowest bar that is seen stands for, byte."""
-    end = (pl.col("before_bytes") + pl.col("bytes")).max()
     way = pl.col("direction").cast(pl.String)
-    ends = dict(moved.group_by(way).agg(end).iter_rows())
-    across = (ends.get("htod", 0) + ends.get("dtoh", 0)) / _ACROSS_PX
-    pixel = {"htod": across, "dtoh": across, "dtod": ends.get("dtod", 0) / _BETWEEN_PX}
+    end = pl.col("before_bytes") + pl.col("bytes")
+    ways = ("htod", "dtoh", "dtod")
+    into, out, between = moved.select(
+        end.filter(way == each).max().fill_null(0).alias(each) for each in ways
+    ).row(0)
+    across = (into + out) / _ACROSS_PX
+    pixel = dict(zip(ways, (across, across, between / _BETWEEN_PX), strict=True))
     return _LEAST_PX * way.replace_strict(pixel, default=0.0, return_dtype=pl.Float64)
 
 

@@ -31,7 +31,7 @@ from nsan.schema import TABLES
 
 N = 200 if os.environ.get("NSAN_SOAK") == "1" else 15
 SAMPLES = Path(__file__).parents[2] / "sample_data" / "model"
-NAMES = sorted(folder.name for folder in SAMPLES.iterdir() if folder.is_dir())
+NAMES = sorted(folder.name for folder in SAMPLES.iterdir() if (folder / "truth").is_dir())
 
 MIB = 1 << 20
 PAGE = 4096

@@ -26,7 +26,7 @@ from nsan.uvm.constants import PAGE_BYTES, VA_BLOCK_BYTES
 
 N = 500 if os.environ.get("NSAN_SOAK") == "1" else 40
 SAMPLES = Path(__file__).parents[2] / "sample_data" / "model"
-NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+NAMES = sorted(path.name for path in SAMPLES.iterdir() if (path / "truth").is_dir())
 FREE = {"reserve_bytes": 0}
 
 

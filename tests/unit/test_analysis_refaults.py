@@ -26,7 +26,7 @@ from nsan.uvm.constants import PAGE_BYTES, VA_BLOCK_BYTES
 N = 200 if os.environ.get("NSAN_SOAK") == "1" else 15
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_data" / "model"
-NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+NAMES = sorted(path.name for path in SAMPLES.iterdir() if (path / "truth").is_dir())
 LOGS = ROOT / "tests" / "data" / "nvprof"
 
 

@@ -39,7 +39,7 @@ from nsan.uvm.constants import PAGE_BYTES, VA_BLOCK_BYTES
 
 N = 200 if os.environ.get("NSAN_SOAK") == "1" else 15
 SAMPLES = Path(__file__).parents[2] / "sample_data" / "model"
-NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+NAMES = sorted(path.name for path in SAMPLES.iterdir() if (path / "truth").is_dir())
 GIVEN_BACK = {"copied", "kept"}
 
 

@@ -679,7 +679,7 @@ def test_a_chart_of_nothing_is_a_sentence_and_no_blank_frame(name):
 @pytest.mark.parametrize(
     ("sample", "name", "said"),
     [
-        ("hotspot", "step_by_step", "No steps were found"),
+        ("hotspot", "step_by_step", "No loop was recognised"),
         ("kivi", "allocator_over_time", "record one with torch.cuda.memory._record_memory_history"),
     ],
 )
