@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nsan.units import format_bytes, format_time
+from nsan.units import counted, format_bytes, format_time
 
 
 def reading(document: Mapping[str, Any]) -> list[str]:
@@ -110,6 +110,26 @@ def _gpu(device: Mapping[str, Any]) -> tuple[str, int]:
     if device["gpu_id"] is not None:
         return "gpu", device["gpu_id"]
     return "ordinal", device["device_id"]
+
+
+def launched(document: Mapping[str, Any]) -> str:
+    """Count what ran on GPUs; its kernels were recorded.
+
+    Parameters
+    ----------
+    document : mapping
+        :func:`nsan.contract.summary`.
+
+    Returns
+    -------
+    str
+        Kernels, and launches of graphs where there are any.
+    """
+    kernels = document["kernels"]
+    ran = counted(kernels["n"], "kernel")
+    if kernels["n_graph_launches"]:
+        ran += f" and {counted(kernels['n_graph_launches'], 'graph launch', 'graph launches')}"
+    return ran
 
 
 def in_flight(document: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from nsan.cli.output import write_document
 from nsan.cli.terminal import coloured
 from nsan.health import NVPROF_KINDS
 from nsan.info import MODEL_KIND, MODELLED
+from nsan.reading import launched, reading
 from nsan.tabular.text import Field, indented, name, table
 from nsan.tabular.totals import MIGRATION_FIELDS, migration_rows, unanswered
 from nsan.text import safe
@@ -72,8 +73,6 @@ def summary_text(
     str
         Sections, the head first.
     """
-    from nsan.reading import reading
-
     sections = [
         _head(document, markdown=markdown),
         _bullets(reading(document), markdown=markdown),
@@ -117,10 +116,7 @@ def _ran(document: Mapping[str, Any]) -> list[str]:
     if document["duration_ns"] is not None:
         parts.append(f"{format_time(document['duration_ns'])} from first start to last end")
     if kernels["n"] is not None:
-        ran = counted(kernels["n"], "kernel")
-        if kernels["n_graph_launches"]:
-            ran += f" and {counted(kernels['n_graph_launches'], 'graph launch', 'graph launches')}"
-        parts.append(ran + _derived(", busy", kernels["busy_ns"]))
+        parts.append(launched(document) + _derived(", busy", kernels["busy_ns"]))
     return ["; ".join(parts)] if parts else []
 
 

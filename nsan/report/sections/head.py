@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nsan.health import NVPROF_KINDS
 from nsan.info import MODEL_KIND, MODELLED
+from nsan.reading import launched
 from nsan.report.blocks import Block, Point, Points, Text, quoted
 from nsan.report.shown import Blocks
 from nsan.tabular.notes import few
 from nsan.text import safe
-from nsan.units import counted, format_bytes, format_time
+from nsan.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from nsan.report.report import Report
@@ -91,9 +92,7 @@ def _ran(document: Mapping[str, Any]) -> Iterator[Point]:
     if document["duration_ns"] is not None:
         parts.append(f"{format_time(document['duration_ns'])} from first start to last end")
     if kernels["n"] is not None:
-        ran = counted(kernels["n"], "kernel")
-        if kernels["n_graph_launches"]:
-            ran += f" and {counted(kernels['n_graph_launches'], 'graph launch', 'graph launches')}"
+        ran = launched(document)
         # What started before a part may run in it.
         is_cut = document["windows_ns"] is not None
         ran += " started in this part" * is_cut
