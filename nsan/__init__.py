@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nsan.advising import advise
     from nsan.analysing import analyse
     from nsan.charting import chart
     from nsan.contract import summary
@@ -33,6 +34,7 @@ __all__ = [
     "Trace",
     "TraceInfo",
     "__version__",
+    "advise",
     "analyse",
     "chart",
     "compare_view",
@@ -49,6 +51,7 @@ _HOMES = {
     "Snapshot": "nsan.snapshot",
     "Trace": "nsan.trace",
     "TraceInfo": "nsan.info",
+    "advise": "nsan.advising",
     "analyse": "nsan.analysing",
     "chart": "nsan.charting",
     "compare_view": "nsan.widgets.compare",

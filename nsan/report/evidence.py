@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from nsan import waiting
 from nsan.health import NVPROF_KINDS
 from nsan.info import MODEL_KIND
 from nsan.reading import in_flight, n_gpus
-from nsan.report import waiting
 from nsan.report.sections.saying import worst
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from nsan.report.report import Report
-    from nsan.report.waiting import Waited
+    from nsan.waiting import Waited
 
 FAULTS: Final = ("coherence", "prefetch")
 """Causes of what page faults brought: the pages themselves, and what the driver's prefetcher added."""
@@ -168,19 +168,6 @@ class Evidence:
     def is_coarse(self) -> bool:
         """Whether times are known too roughly to say what lies inside what."""
         return "times" in self.checks
-
-
-def is_empty(report: Report) -> bool:
-    """Say whether a trace has no migration, no page fault and no managed allocation, as far as is known."""
-    found = report.summary
-    counts = (
-        found["migrations"]["n"],
-        found["gpu_faults"]["n_rows"],
-        found["cpu_faults"]["n"],
-        found["managed"]["n_allocations"],
-        found["managed"]["n_calls"],
-    )
-    return not any(counts)
 
 
 def gather(report: Report) -> Evidence:

@@ -4,44 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
-
-from nsan.analysing import kinds_of, run_analysis
 from nsan.analysis.catalog import find as find_analysis
-from nsan.analysis.keeping import Keeping
 from nsan.analysis.result import KINDS
+from nsan.asking import Asked
 from nsan.charting import analyses_of, chart_or_reason
 from nsan.charting import find as find_chart
 from nsan.charts.saving import rendered, specification
-from nsan.contract import summary
 from nsan.errors import NsanError, UsageError
-from nsan.joined import join
-from nsan.opening import open_snapshot, open_trace
-from nsan.pca_found import snapshot_beside
 from nsan.report.blocks import Picture, Text
 from nsan.report.shown import Blocks
 from nsan.report.standing import worst_kind
 from nsan.report.tables import as_table, no_row
-from nsan.tabular.notes import is_part, table_word
+from nsan.tabular.notes import table_word
 from nsan.tabular.totals import unanswered
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from nsan.analysing import Source
     from nsan.analysis.catalog import Analysis
     from nsan.charts.palette import Theme
-    from nsan.joined import Joined
-    from nsan.snapshot import Snapshot
-    from nsan.trace import Trace
-
-_MOST_KEPT: Final = 100_000
-"""Rows of a result that is kept for a second asking; a larger one is computed again."""
 
 
-class Report:
+class Report(Asked):
     """A trace as the sections of a report.
 
     Parameters
@@ -87,60 +75,10 @@ class Report:
         rows: int = 10,
         theme: Theme = "light",
     ) -> None:
-        self.path = Path(trace)
+        super().__init__(trace, snapshot, filters=filters)
         self.rows, self.theme = rows, theme
-        given = (filters or {}).items()
-        # A notebook's "" and [] are no filters; process 0 and GPU 0 are.
-        self.filters = {key: value for key, value in given if value not in (None, "", [], ())}
-        self.whole: Trace = open_trace(self.path)
-        self.trace: Trace = self.whole.filter(**self.filters) if self.filters else self.whole
-        self._asked_for_snapshot = snapshot
-        self._kept: dict[tuple[str, str], pl.DataFrame] = {}
-        # Sections ask analyses that build on the same things.
-        self._keeping = Keeping()
         self.used: dict[str, dict[str, str]] = {}
         self._section = ""
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The JSON contract of what the filters left; see :func:`nsan.contract.summary`."""
-        return summary(self.trace)
-
-    @cached_property
-    def is_part(self) -> bool:
-        """Whether filters chose a part of the capture."""
-        return is_part(self.trace)
-
-    @cached_property
-    def snapshot_path(self) -> Path | None:
-        """Where the memory snapshot is, if one was named or lies beside the trace."""
-        asked = self._asked_for_snapshot
-        return snapshot_beside(self.path) if asked is None else Path(asked)
-
-    @cached_property
-    def snapshot(self) -> Snapshot | None:
-        """The memory snapshot, if one was named or lies beside the trace."""
-        return None if self.snapshot_path is None else open_snapshot(self.snapshot_path)
-
-    @property
-    def snapshot_name(self) -> str:
-        """Name of the memory snapshot that was asked for, without its folder; empty if none was."""
-        return Path(self._asked_for_snapshot).name if self._asked_for_snapshot else ""
-
-    @property
-    def is_snapshot_elsewhere(self) -> bool:
-        """Whether a memory snapshot was asked for that does not lie in the folder of the trace."""
-        if not self.snapshot_name or self.snapshot_path is None:
-            return False
-        return self.snapshot_path.resolve().parent != self.path.resolve().parent
-
-    @cached_property
-    def joined(self) -> Joined | None:
-        """The trace joined with the snapshot; None without one."""
-        if self.snapshot is None:
-            return None
-        whole = join(self.whole, self.snapshot)
-        return whole.filter(**self.filters) if self.filters else whole
 
     def head(self) -> Blocks:
         """Say of what the report is, as its first lines.
@@ -170,7 +108,6 @@ class Report:
             What a notebook shows.
         """
         from nsan.report.contents import find_section
-        from nsan.report.evidence import is_empty
 
         section, before = find_section(name), self._section
         self._section = name
@@ -178,7 +115,7 @@ class Report:
             found = Blocks(section.write(self))
         finally:
             self._section = before
-        if section.needs_events and not self.is_part and is_empty(self):
+        if section.needs_events and not self.is_part and self.is_empty:
             return Blocks(
                 replace(each, tone="empty") if isinstance(each, Text) else each for each in found
             )
@@ -197,109 +134,13 @@ class Report:
         if used := {name: kind for name, kind in asked.items() if name in kept}:
             self.used[self._section] = used
 
-    def _use(self, analysis: Analysis, found: pl.DataFrame | None = None) -> None:
+    def _note_use(self, analysis: Analysis, found: pl.DataFrame | None = None) -> None:
         """Note that the section which is being written stands on an analysis, be it that it found nothing."""
         used = self.used.setdefault(self._section, {})
         # That there is nothing is as certain as what there might have been.
         rows = found if found is not None and found.height else None
         kind = worst_kind(self.source_of(analysis), analysis, rows)
         used[analysis.name] = max(kind, used.get(analysis.name, kind), key=KINDS.index)
-
-    # Results --------------------------------------------------------------------------------------
-
-    def lazy(self, name: str, options: Mapping[str, Any] | None = None) -> pl.LazyFrame:
-        """Run an analysis; nothing is computed before it is collected.
-
-        Parameters
-        ----------
-        name : str
-            Name of the analysis.
-        options : mapping, optional
-            Values for its options.
-
-        Returns
-        -------
-        LazyFrame
-            The result.
-        """
-        analysis = find_analysis(name)
-        found = self._run(analysis, options)
-        self._use(analysis)
-        return found
-
-    def _run(self, analysis: Analysis, options: Mapping[str, Any] | None) -> pl.LazyFrame:
-        return run_analysis(self.source_of(analysis), analysis, options)
-
-    def frame(self, name: str, options: Mapping[str, Any] | None = None) -> pl.DataFrame:
-        """Run an analysis once, and keep what it gives if that is small.
-
-        Parameters
-        ----------
-        name : str
-            Name of the analysis.
-        options : mapping, optional
-            Values for its options.
-
-        Returns
-        -------
-        DataFrame
-            The result.
-        """
-        key = (name, repr(sorted((options or {}).items())))
-        analysis, found = find_analysis(name), self._kept.get(key)
-        if found is None:
-            found = self._run(analysis, options).collect()
-        if found.height <= _MOST_KEPT:
-            self._kept[key] = found
-        self._use(analysis, found)
-        return found
-
-    def rows_of(self, name: str, options: Mapping[str, Any] | None = None) -> pl.DataFrame | None:
-        """Run an analysis, as :meth:`frame`; None where it gives no row or cannot be asked, as of a part."""
-        try:
-            found = self.frame(name, options)
-        except NsanError:
-            return None
-        return found if found.height else None
-
-    def nvtx_options(self) -> dict[str, str]:
-        """Choose how NVTX ranges are laid to: by the launch of GPU work, where its calls were recorded.
-
-        By time alone what the GPU does belongs to the range in which the host waits for it.
-        """
-        calls = self.trace.api_calls.select(pl.len()).collect().item()
-        return {"basis": "launch"} if calls and self.is_recorded("kernels") else {}
-
-    def kinds(self, name: str, found: pl.DataFrame) -> dict[str, str]:
-        """Say of which kind each column of a result is; see :func:`nsan.analysing.kinds_of`."""
-        analysis = find_analysis(name)
-        return kinds_of(self.source_of(analysis), analysis, found)
-
-    def source_of(self, analysis: Analysis) -> Source:
-        """Choose what an analysis is run on.
-
-        Parameters
-        ----------
-        analysis : Analysis
-            The analysis.
-
-        Returns
-        -------
-        Trace, Snapshot or Joined
-            What it is about.
-
-        Raises
-        ------
-        UsageError
-            If it needs a snapshot, and there is none.
-        """
-        if analysis.subject == "trace":
-            return self.trace
-        source: Source | None = self.snapshot if analysis.subject == "snapshot" else self.joined
-        if source is None:
-            msg = f"{analysis.name} needs a memory snapshot of PyTorch: `nsan report TRACE --snapshot FILE`."
-            raise UsageError(msg)
-        return source
 
     # Blocks ---------------------------------------------------------------------------------------
 
@@ -374,7 +215,7 @@ class Report:
             if reason:
                 return Blocks([Text(f"{chosen.question} {reason}", "note")])
             for analysis in analyses_of(chosen):
-                self._use(analysis)
+                self._note_use(analysis)
             picture = rendered(drawn, ".svg").decode()
         except NsanError as error:
             return Blocks([Text(f"{chosen.question} {error}", "warning")])
@@ -388,10 +229,6 @@ class Report:
             msg = "It needs a memory snapshot of PyTorch: `nsan report TRACE --snapshot FILE`."
             raise UsageError(msg)
         return source
-
-    def is_recorded(self, *kinds: str) -> bool:
-        """Say whether all these kinds of events were recorded (maybe without a row)."""
-        return all(self.summary["capture"].get(kind) == "recorded" for kind in kinds)
 
     def missing(self, *kinds: str) -> Blocks:
         """Say what was not recorded, and how to record it.

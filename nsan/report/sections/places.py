@@ -10,7 +10,7 @@ from nsan.analysis.attribution.work import REMAINDERS
 from nsan.report.blocks import Block, Text
 from nsan.report.sections.saying import has_rows, not_recorded, nothing_moved, of_gpus
 from nsan.report.shown import Blocks
-from nsan.report.waiting import by_kernel
+from nsan.waiting import by_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

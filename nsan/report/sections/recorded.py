@@ -10,7 +10,6 @@ import polars as pl
 from nsan.contract import CAPTURE_KINDS
 from nsan.health import NVPROF_KINDS
 from nsan.report.blocks import Block, Point, Points, Table, Text
-from nsan.report.evidence import is_empty
 from nsan.report.shown import Blocks
 from nsan.text import safe
 from nsan.units import counted, format_count
@@ -42,7 +41,7 @@ def write(report: Report) -> Blocks:
     """Write this section of a report."""
     document = report.summary
     blocks: list[Block] = []
-    if is_empty(report):
+    if report.is_empty:
         blocks.append(Text(_nothing(report), "note"))
     blocks += [_table(report), *_how_to_record(document), *_health(document["health"])]
     return Blocks(blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsan.report.blocks import Text
-from nsan.report.evidence import gather, is_empty
+from nsan.report.evidence import gather
 from nsan.report.judging import grounds, verdict
 from nsan.report.shown import Blocks
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def write(report: Report) -> Blocks:
     """Write this section of a report."""
-    if is_empty(report):
+    if report.is_empty:
         part = "this part of the capture" if report.is_part else "this capture"
         said = f"No verdict: {part} holds nothing of Unified Memory, so there is nothing to judge."
         if not report.is_part:

@@ -16,7 +16,7 @@ from nsan.totals import on_gpus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsan.report.report import Report
+    from nsan.asking import Asked
 
 _GROUP: Final = ("pid", "device_id")
 _NAMED: Final = (*_GROUP, "work", "name")
@@ -38,13 +38,13 @@ class Waited(NamedTuple):
     kind: str
 
 
-def by_kernel(report: Report) -> pl.DataFrame | None:
+def by_kernel(asked: Asked) -> pl.DataFrame | None:
     """Ask for faults and times by kernel; where windows of time were chosen, times are cut to them.
 
     Parameters
     ----------
-    report : Report
-        The report.
+    asked : Asked
+        The trace.
 
     Returns
     -------
@@ -52,11 +52,11 @@ def by_kernel(report: Report) -> pl.DataFrame | None:
         Of ``faults_by_kernel``; None without a row. In windows remainders have no time, and how much
         of it copies took is null.
     """
-    found = report.rows_of("faults_by_kernel")
-    if found is None or report.trace.windows is None:
+    found = asked.rows_of("faults_by_kernel")
+    if found is None or asked.trace.windows is None:
         return found
-    spans, waits = _spans(report), _waits(report, found)
-    measured = _measured(report, union(spans, by=_NAMED), union(waits, by=_GROUP), _GROUP)
+    spans, waits = _spans(asked), _waits(asked, found)
+    measured = _measured(asked, union(spans, by=_NAMED), union(waits, by=_GROUP), _GROUP)
     sums = measured.group_by(_NAMED).agg(pl.col(_TIMES).sum())
     share = pl.when(pl.col("time_ns") > 0).then(pl.col("exposed_ns") / pl.col("time_ns"))
     return (
@@ -68,13 +68,13 @@ def by_kernel(report: Report) -> pl.DataFrame | None:
     )
 
 
-def in_all(report: Report, kernels: pl.DataFrame) -> Waited:
+def in_all(asked: Asked, kernels: pl.DataFrame) -> Waited:
     """Measure for all kernels together what :func:`by_kernel` gives for each name.
 
     Parameters
     ----------
-    report : Report
-        The report.
+    asked : Asked
+        The trace.
     kernels : DataFrame
         Of :func:`by_kernel`.
 
@@ -83,30 +83,30 @@ def in_all(report: Report, kernels: pl.DataFrame) -> Waited:
     Waited
         Each instant counts once on a GPU, however many kernels ran and faults waited.
     """
-    devices, by = report.trace.devices.collect(), ("device_id",)
-    spans = union(on_gpus(_spans(report).filter(_IS_KERNEL), devices), by=by)
-    waits = union(on_gpus(_waits(report, kernels), devices), by=by)
-    found = _measured(report, spans, waits, by)
+    devices, by = asked.trace.devices.collect(), ("device_id",)
+    spans = union(on_gpus(_spans(asked).filter(_IS_KERNEL), devices), by=by)
+    waits = union(on_gpus(_waits(asked, kernels), devices), by=by)
+    found = _measured(asked, spans, waits, by)
     waited = kernels.filter(_IS_KERNEL, pl.col("exposed_ns") > 0)["exposed_kind"]
     kind = "reconstructed" if (waited == "reconstructed").any() else "derived"
     return Waited(int(found["time_ns"].sum()), int(found["exposed_ns"].sum()), kind)
 
 
-def _spans(report: Report) -> pl.LazyFrame:
+def _spans(asked: Asked) -> pl.LazyFrame:
     """List the work of GPUs, all that reaches into the windows."""
-    tables = (report.trace.reaching_in(name) for name in ("kernels", "copies", "memsets"))
+    tables = (asked.trace.reaching_in(name) for name in ("kernels", "copies", "memsets"))
     return gpu_work(*tables).lazy()
 
 
-def _waits(report: Report, kernels: pl.DataFrame) -> pl.LazyFrame:
+def _waits(asked: Asked, kernels: pl.DataFrame) -> pl.LazyFrame:
     """Say when faults waited, on the clock of kernels: rows, or batches of GPUs that have no row."""
     columns = (*_GROUP, "start_ns", "end_ns")
     # A fault that was raised before a window may wait in it.
-    rows = report.trace.reaching_in("gpu_faults").select(columns)
+    rows = asked.trace.reaching_in("gpu_faults").select(columns)
     groups = kernels.select(*_GROUP, "exposed_kind", "clock_offset_ns").unique()
     parts = [rows]
     if (groups["exposed_kind"] == "reconstructed").any():
-        batches = report.lazy("batches").with_columns(
+        batches = asked.lazy("batches").with_columns(
             start_ns=pl.coalesce("start_ns", "first_copy_ns")
         )
         without = batches.join(rows, on=_GROUP, how="anti", nulls_equal=True)
@@ -120,10 +120,10 @@ def _waits(report: Report, kernels: pl.DataFrame) -> pl.LazyFrame:
 
 
 def _measured(
-    report: Report, spans: pl.LazyFrame, waits: pl.LazyFrame, by: Sequence[str]
+    asked: Asked, spans: pl.LazyFrame, waits: pl.LazyFrame, by: Sequence[str]
 ) -> pl.DataFrame:
     """Measure merged spans of work, and what of them waits cover, inside the windows."""
-    windows = report.trace.windows
+    windows = asked.trace.windows
     if windows is None:
         return (
             overlap(spans, waits, by=by)

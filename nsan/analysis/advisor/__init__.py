@@ -1,0 +1,1 @@
+"""What would help: rules that look at figures, and advise with the evidence in hand."""
