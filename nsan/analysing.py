@@ -229,7 +229,9 @@ def kinds_of(source: Source, analysis: Analysis, found: pl.DataFrame) -> dict[st
     inferred = [
         column
         for column in analysis.result.columns
-        if column.dtype == KIND and (found[column.name] == "reconstructed").any()
+        if column.dtype == KIND
+        and column.name in found.columns
+        and (found[column.name] == "reconstructed").any()
     ]
     for each in inferred:
         for column in analysis.result.columns:

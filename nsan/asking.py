@@ -149,10 +149,7 @@ class Asked:
         LazyFrame
             The result.
         """
-        analysis = find_analysis(name)
-        found = self._run(analysis, options)
-        self._note_use(analysis)
-        return found
+        return self._run(find_analysis(name), options)
 
     def _run(self, analysis: Analysis, options: Mapping[str, Any] | None) -> pl.LazyFrame:
         return run_analysis(self.source_of(analysis), analysis, options)
@@ -178,7 +175,6 @@ class Asked:
             found = self._run(analysis, options).collect()
         if found.height <= _MOST_KEPT:
             self._kept[key] = found
-        self._note_use(analysis, found)
         return found
 
     def rows_of(self, name: str, options: Mapping[str, Any] | None = None) -> pl.DataFrame | None:
@@ -241,6 +237,3 @@ class Asked:
     def is_recorded(self, *kinds: str) -> bool:
         """Say whether all these kinds of events were recorded (maybe without a row)."""
         return all(self.summary["capture"].get(kind) == "recorded" for kind in kinds)
-
-    def _note_use(self, analysis: Analysis, found: pl.DataFrame | None = None) -> None:
-        """Take note of what was asked; a report keeps which of its sections stands on what."""

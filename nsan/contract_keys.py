@@ -27,6 +27,10 @@ MAPS: Final = {
     "recording.uvm_parameters": "parameter",
     "options": "option",
     "rows[]": "column",
+    "filters": "filter",
+    "record": "figure",
+    "advice[].rows[].options": "option",
+    "advice[].rows[].rows[]": "column",
 }
 """Objects whose keys come from the trace or the analysis, and what a key is."""
 

@@ -32,14 +32,14 @@ from nsan.cli.model_arguments import (
     training,
 )
 from nsan.cli.terminal import complain, emit
-from nsan.errors import ExtraMissingError, UsageError
+from nsan.errors import UsageError
+from nsan.model import check_installed
 from nsan.tabular.text import json_text
 from nsan.units import format_bytes, format_count, parse_size
 
 if TYPE_CHECKING:
     from nsan.model.making import Recipe
-    from nsan.model.placing import Placed
-    from nsan.model.program import Program
+    from nsan.model.origin import Origin
     from nsan.model.settings import Settings
 
 
@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "list":
         emit(_listing(as_json=args.json))
         return 0
-    _need_numba()
+    check_installed()
     if args.action == "samples":
         return _samples(args)
     if args.action == "sweep":
@@ -189,13 +189,6 @@ def _samples(args: argparse.Namespace) -> int:
     return 0
 
 
-def _need_numba() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("numba") is None:
-        raise ExtraMissingError("The driver model", "numba", "model")
-
-
 def _recipe(args: argparse.Namespace) -> Recipe:
     from nsan.model.making import Recipe, check_factor, oversubscribed, peak_bytes
     from nsan.model.nsys_export import ExportOptions
@@ -204,7 +197,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     if args.capacity is not None and args.oversubscription_factor is not None:
         msg = "--capacity and --oversubscription-factor say the same thing: give one of them."
         raise UsageError(msg)
-    settings, program, placed = _program(args)
+    settings, origin = _origin(args)
+    program, placed = origin.made(settings)
     if args.oversubscription_factor is not None:
         footprint = peak_bytes(program) if placed is None else placed.peak_tensor_bytes
         settings = oversubscribed(settings, footprint, args.oversubscription_factor)
@@ -218,28 +212,27 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         memory_usage=not args.no_memory_usage,
         shuffle_seed=args.seed if args.shuffle_rows else None,
     )
-    return Recipe(program, settings, style, options, placed)
+    return Recipe(program, settings, style, options, placed, origin)
 
 
-def _program(args: argparse.Namespace) -> tuple[Settings, Program, Placed | None]:
+def _origin(args: argparse.Namespace) -> tuple[Settings, Origin]:
     """Find the workload, and refuse options that mean nothing to it."""
+    from nsan.model.origin import Built, Trained
     from nsan.model.size import Size
     from nsan.model.workloads import NETWORKS, workload
-    from nsan.model.workloads.training import trained
 
     if args.workload in NETWORKS:
         _refuse(args, "size", "prefetch", "gpus")
         settings = driver_settings(args)
         how = training(args, args.allocator or "caching", args.hint, args.iterations)
-        placed = trained(NETWORKS[args.workload], how, settings.gpu_profile)
-        return settings, placed.program, placed
+        return settings, Trained(args.workload, how)
     _refuse(args, "batch", "sequence", "image", "varying", "allocator", "hint")
     chosen = workload(args.workload)
     n_gpus = args.gpus or chosen.gpus
     size = Size(
         args.size or Size.n_bytes, args.iterations or 1, args.prefetch or "none", n_gpus, args.seed
     )
-    return driver_settings(args, n_gpus), chosen.build(size), None
+    return driver_settings(args, n_gpus), Built(chosen.name, size)
 
 
 def _refuse(args: argparse.Namespace, *names: str) -> None:
@@ -294,7 +287,7 @@ def _account(about: dict[str, Any], folder: Path) -> str:
 
 
 def _listing(*, as_json: bool) -> str:
-    _need_numba()
+    check_installed()
     from nsan.model.hints import HINTS
     from nsan.model.networks.tensors import ROLES
     from nsan.model.placing import ALLOCATORS, SWITCHES

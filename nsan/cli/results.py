@@ -21,10 +21,9 @@ from nsan.cli.arguments import (
 )
 from nsan.cli.terminal import complain, too_wide
 from nsan.errors import AnalysisError, BrokenStoreError, NsanError, UsageError
-from nsan.tabular.columns import fields_of, header_of, telling, zero_columns
+from nsan.tabular.columns import fields_of, header_of, plain, telling, zero_columns
 from nsan.tabular.notes import few, kinds_in_words, notes_on
 from nsan.tabular.text import csv_text, json_text, table
-from nsan.units import format_address
 
 if TYPE_CHECKING:
     import polars as pl
@@ -346,15 +345,7 @@ def _of_join(joined: Joined) -> dict[str, Any]:
 
 def plain_rows(analysis: Analysis, found: pl.DataFrame) -> list[dict[str, Any]]:
     """Give rows as plain values; addresses as hexadecimal text, which no reader rounds."""
-    hexed = [c.name for c in analysis.result.columns if c.unit == "byte address"]
-    rows = found.to_dicts()
-    for row in rows:
-        for name in hexed:
-            row[name] = format_address(row[name])
-        for name, value in row.items():
-            if isinstance(value, float) and value != value:  # noqa: PLR0124 (not a number)
-                row[name] = None
-    return rows
+    return plain(found, [c.name for c in analysis.result.columns if c.unit == "byte address"])
 
 
 def _text(

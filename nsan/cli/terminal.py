@@ -9,16 +9,23 @@ from collections.abc import Sequence
 from typing import Final
 
 from nsan.errors import OutputWriteError
-from nsan.tabular.text import Field, Row
+from nsan.tabular.text import Field, Row, hidden_fields
 from nsan.text import safe
 
-_COLOURS: Final = {"fail": "31", "warn": "33", "unknown": "36", "ok": "32"}
+_COLOURS: Final = {
+    "fail": "31",
+    "warn": "33",
+    "unknown": "36",
+    "ok": "32",
+    "high": "31",
+    "medium": "33",
+    "low": "36",
+}
 _PIPE_WIDTH: Final = 160
-_COLUMN_GAP: Final = 2
 
 
 def coloured(status: str) -> str:
-    """Write a status, in colour where a person is likely to see it."""
+    """Write a status or a level, in colour where a person is likely to see it."""
     unwanted = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     plain = unwanted or not sys.stdout.isatty()
     return status if plain or status not in _COLOURS else f"\x1b[{_COLOURS[status]}m{status}\x1b[0m"
@@ -43,10 +50,4 @@ def too_wide(rows: Sequence[Row], fields: Sequence[Field]) -> list[Field]:
     """Find the columns, from the right, that do not fit the terminal."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     room = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
-    used, hidden = 0, []
-    for field in fields:
-        width = max([len(field.header), *(len(field.write(row[field.key])) for row in rows)])
-        used += width + _COLUMN_GAP
-        if used - _COLUMN_GAP > room:
-            hidden.append(field)
-    return hidden
+    return hidden_fields(rows, fields, room)

@@ -12,3 +12,19 @@ between GPUs or a fault row written by nsys. There it follows the driver's sourc
 What it leaves out: access counters, ATS and HMM, atomics, several processes, several streams per GPU, the
 time that a GPU needs for accesses that do not fault, beyond a rate per thread block.
 """
+
+from importlib.util import find_spec
+
+from nsan.errors import ExtraMissingError
+
+
+def check_installed() -> None:
+    """See that the model can run.
+
+    Raises
+    ------
+    ExtraMissingError
+        If numba, which compiles it, is not installed.
+    """
+    if find_spec("numba") is None:
+        raise ExtraMissingError("The driver model", "numba", "model")

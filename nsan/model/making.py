@@ -22,6 +22,7 @@ from nsan.model.allocator_history import snapshot_frames
 from nsan.model.figures import figures
 from nsan.model.machine import Progress, run
 from nsan.model.nsys_export import DEFAULT_OPTIONS, ExportOptions, Machine, write_export
+from nsan.model.origin import Origin, program_text
 from nsan.model.placing import Placed
 from nsan.model.program import Allocate, Program
 from nsan.model.recording import PLAIN, Style, record
@@ -33,6 +34,8 @@ from nsan.uvm.constants import VA_BLOCK_BYTES
 TRUTH: Final = "truth"
 SNAPSHOT: Final = "snapshot.pickle"
 ABOUT: Final = "model.json"
+PROGRAM: Final = "program.json"
+"""The program, word by word, where no name makes it again."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class Recipe:
         Schema, switches and order of the export.
     placed : Placed, optional
         Where the program is a tensor program under an allocator: gives the run a memory snapshot.
+    origin : Built or Trained, optional
+        The name that makes the program again: ``model.json`` says it, so that changes can be tried later.
+        Without one the program is written beside it.
     """
 
     program: Program
@@ -58,6 +64,7 @@ class Recipe:
     style: Style = PLAIN
     options: ExportOptions = DEFAULT_OPTIONS
     placed: Placed | None = None
+    origin: Origin | None = None
 
     def digest(self) -> str:
         """Give a SHA-256 of all that decides the trace: equal recipes, equal files."""
@@ -148,6 +155,7 @@ def is_whole(folder: Path) -> bool:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         files = [export_name(folder), *(f"{TRUTH}/{table}.parquet" for table in about["truth"])]
         files += [SNAPSHOT] if "allocator" in about else []
+        files += [PROGRAM] if "file" in about.get("origin", {}) else []
         return "figures" in about and all((folder / file).is_file() for file in files)
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -168,8 +176,9 @@ def make(
     recipe : Recipe
         What to run and how to write it.
     folder : Path or str
-        Gets ``FOLDER.sqlite``, ``truth/*.parquet``, ``model.json`` and, of a tensor program,
-        ``snapshot.pickle``; it gets its name when all is written.
+        Gets ``FOLDER.sqlite``, ``truth/*.parquet``, ``model.json``, of a tensor program
+        ``snapshot.pickle``, and ``program.json`` of a program without a name that makes it again; it
+        gets its name when all is written.
     overwrite : bool, default False
         Replace a folder that such a run made.
     progress : callable, optional
@@ -207,6 +216,7 @@ def make(
             facts, dead = written.result()
         costs = figures(plain, happened.end_ns)
         about = {**_about(recipe, tables, facts), "figures": {**costs, **dead}}
+        about["origin"] = _write_origin(scratch, recipe)
         if recipe.placed is not None:
             about["allocator"] = _allocator_facts(recipe.placed, about["capacity_bytes"])
             frames = snapshot_frames(recipe.placed.history, happened.operation_ns)
@@ -218,6 +228,19 @@ def make(
             write_snapshot(scratch / SNAPSHOT, frames, model=model)
         (scratch / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return about
+
+
+def _write_origin(folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """Say how the program is made again; without a name that does, write the program itself."""
+    origin = recipe.origin
+    # A recipe changed by hand may still bear the name of what it was.
+    if origin is not None and origin.made(recipe.settings)[0] == recipe.program:
+        return origin.document()
+    text = program_text(recipe.program)
+    if text is None:
+        return {}
+    (folder / PROGRAM).write_text(text, encoding="utf-8")
+    return {"file": PROGRAM}
 
 
 def _write_truth(
@@ -296,7 +319,7 @@ def _is_ours(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     whole = isinstance(about, dict) and about.get("kind") == "modelled" and "nsan" in about
-    ours = {ABOUT, TRUTH, SNAPSHOT} | {name for name in found if name.endswith(".sqlite")}
+    ours = {ABOUT, TRUTH, SNAPSHOT, PROGRAM} | {name for name in found if name.endswith(".sqlite")}
     return whole and found <= ours and truths <= {f"{table}.parquet" for table in TRUTH_ROWS}
 
 

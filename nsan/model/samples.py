@@ -13,6 +13,7 @@ import polars as pl
 
 from nsan.io.sqlite_file import CellType, SqliteFile
 from nsan.model.making import ABOUT, SNAPSHOT, TRUTH, Recipe, make, oversubscribed, peak_bytes
+from nsan.model.origin import Built
 from nsan.model.settings import Settings
 from nsan.model.size import Size
 from nsan.model.sweep import Case, cases
@@ -43,7 +44,7 @@ class Sample:
         settings = Settings(n_gpus=self.size.n_gpus, seed=self.size.seed)
         if self.factor is not None:
             settings = oversubscribed(settings, peak_bytes(program), self.factor)
-        return Recipe(program, settings)
+        return Recipe(program, settings, origin=Built(self.workload, self.size))
 
     def command(self, name: str) -> str:
         """Give the command line that makes the same trace."""

@@ -19,6 +19,7 @@ from nsan.model.allocator_names import parse_allocator
 from nsan.model.hints import parse_hint
 from nsan.model.making import ABOUT, Recipe, check_factor, is_whole, make, oversubscribed
 from nsan.model.networks import Trainable
+from nsan.model.origin import Trained
 from nsan.model.settings import Settings
 from nsan.model.workloads.training import TrainingRun, trained
 
@@ -110,7 +111,7 @@ def recipe(network: Trainable, training: TrainingRun, settings: Settings, case: 
     placed = trained(network, own, settings.gpu_profile)
     machine = oversubscribed(settings, placed.peak_tensor_bytes, case.factor)
     check_factor(machine, placed.peak_tensor_bytes, case.factor)
-    return Recipe(placed.program, machine, placed=placed)
+    return Recipe(placed.program, machine, placed=placed, origin=Trained(network.name, own))
 
 
 def sweep(

@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from nsan.report.blocks import Block, Heading, Picture, Points, Table, Text
+from nsan.report.blocks import Block, Code, Heading, Picture, Points, Table, Text
 from nsan.text import safe
 
 _CODE: Final = re.compile(r"`([^`]*)`")
@@ -43,6 +43,8 @@ def _block(block: Block, draw: Callable[[Picture], str]) -> str:
             return f"<p class='nsan-{block.tone}'>{inline(block.text)}</p>"
         case Heading():
             return f"<h3>{inline(block.text)}</h3>"
+        case Code():
+            return f"<pre class='nsan-code'><code>{_lines(block)}</code></pre>"
         case Points():
             return _points(block)
         case Table():
@@ -60,6 +62,10 @@ def inline(text: str) -> str:
     'a &lt;b&gt; of <code>x&lt;y&gt;</code>'
     """
     return _CODE.sub(r"<code>\1</code>", html.escape(safe(text), quote=True))
+
+
+def _lines(block: Code) -> str:
+    return html.escape("\n".join(map(safe, block.lines)), quote=True)
 
 
 def _points(block: Points) -> str:

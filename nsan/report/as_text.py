@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import tabulate
 
-from nsan.report.blocks import Block, Heading, Picture, Point, Points, Table, Text
+from nsan.report.blocks import Block, Code, Heading, Picture, Point, Points, Table, Text
 from nsan.tabular.text import name
 from nsan.text import safe
 
@@ -66,6 +67,8 @@ def _markdown(block: Block, draw: Callable[[Picture], str]) -> str:
             return _escaped(block.text)
         case Heading():
             return f"### {_escaped(block.text)}"
+        case Code():
+            return _fenced(block)
         case Points():
             return "\n".join(
                 f"- {_point(point, bold='**', write=_escaped)}" for point in block.points
@@ -76,12 +79,22 @@ def _markdown(block: Block, draw: Callable[[Picture], str]) -> str:
             return draw(block)
 
 
+def _fenced(block: Code) -> str:
+    """Fence lines of code with more backticks than any of them has in a row."""
+    lines = [safe(line) for line in block.lines]
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(longest + 1, 3)
+    return "\n".join([fence, *lines, fence])
+
+
 def _plain(block: Block) -> str:
     match block:
         case Text():
             return safe(block.text)
         case Heading():
             return safe(block.text)
+        case Code():
+            return "\n".join(f"    {safe(line)}" for line in block.lines)
         case Points():
             return "\n".join(f"- {_point(point, bold='', write=safe)}" for point in block.points)
         case Table():

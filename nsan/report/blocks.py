@@ -32,6 +32,13 @@ class Heading:
 
 
 @dataclass(frozen=True)
+class Code:
+    """Lines to be typed or put into a program, as they are."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Point:
     """A line of a list.
 
@@ -104,9 +111,9 @@ class Picture:
     svg: str = field(repr=False)
 
 
-Block: TypeAlias = Text | Heading | Points | Table | Picture
+Block: TypeAlias = Text | Heading | Code | Points | Table | Picture
 
-_TYPES: Final = {each.__name__: each for each in (Text, Heading, Points, Table, Picture)}
+_TYPES: Final = {each.__name__: each for each in (Text, Heading, Code, Points, Table, Picture)}
 
 
 def to_plain(blocks: Iterable[Block]) -> list[dict[str, Any]]:
@@ -145,6 +152,8 @@ def _read(each: dict[str, Any]) -> Block:
     kind = _TYPES[each.pop("type")]
     if kind is Points:
         return Points(tuple(Point(**point) for point in each["points"]))
+    if kind is Code:
+        return Code(tuple(each["lines"]))
     if kind is Table:
         each["rows"] = tuple(map(tuple, each["rows"]))
         each |= {key: tuple(each[key]) for key in ("heads", "right", "notes")}

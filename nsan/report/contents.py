@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nsan.errors import UnknownNameError
 from nsan.report.blocks import Block
 from nsan.report.sections import (
+    advice,
     allocator,
     batches,
     clusters,
@@ -40,6 +41,7 @@ class Section:
 SECTIONS: Final = {
     "recorded": Section("What was recorded", recorded.write, needs_events=False),
     "verdict": Section("The verdict", verdict.write, needs_events=False),
+    "advice": Section("What would help", advice.write),
     "traffic": Section("What moved, when and why", traffic.write),
     "places": Section("Where: kernels, NVTX ranges, allocations", places.write),
     "clusters": Section("Fault clusters", clusters.write),

@@ -16,6 +16,7 @@ from nsan.report.sections.saying import worst
 from nsan.uvm.constants import VA_BLOCK_BYTES
 
 if TYPE_CHECKING:
+    from nsan.advising import Advised
     from nsan.report.report import Report
     from nsan.waiting import Waited
 
@@ -120,6 +121,10 @@ class Evidence:
         Of nvprof: what the driver did against ping-pong.
     checks : mapping of str to str
         By id: status of what was checked of the capture.
+    advised : Advised, optional
+        What the rules of the advisor say; None where they were not asked.
+    span_ns : int
+        Time from the first event to the last; 0 where it is not known.
     is_modelled, is_nvprof, is_part : bool
         Of what source it is, and whether filters chose a part.
     """
@@ -147,6 +152,8 @@ class Evidence:
     bounce: Bounce | None = None
     driver_events: Mapping[str, int] = field(default_factory=dict)
     checks: Mapping[str, str] = field(default_factory=dict)
+    advised: Advised | None = None
+    span_ns: int = 0
     is_modelled: bool = False
     is_nvprof: bool = False
     is_part: bool = False
@@ -210,6 +217,8 @@ def gather(report: Report) -> Evidence:
         memory=_memory(report, moved or {}),
         bounce=_bounce(report.rows_of("ping_pong")),
         driver_events=document["driver_events"] or {},
+        advised=report.advised,
+        span_ns=document["duration_ns"] or 0,
         checks={check["id"]: check["status"] for check in document["health"]},
         is_modelled=document["source_kind"] == MODEL_KIND,
         is_nvprof=document["source_kind"] in NVPROF_KINDS,

@@ -1,7 +1,7 @@
-"""The rules of the verdict: from a few figures to five lines, never more than the figures can say.
+"""The rules of the verdict: from a few figures to six lines, never more than the figures can say.
 
 Pure functions of :class:`nsan.report.evidence.Evidence`: each gives sentences with the kind of their
-figures. "May" is meant: what would help is a hint of a rule, and nothing was tried.
+figures. "May" is meant: what would help is advice of a rule, and nothing was tried.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from nsan.advice_text import gain_words
 from nsan.report.blocks import Point, Points, quoted
 from nsan.report.evidence import FAULTS
 from nsan.report.sections.saying import SILENT, paragraph
@@ -18,15 +19,14 @@ from nsan.tabular.totals import share
 from nsan.units import counted, format_bytes, format_count, format_time
 
 if TYPE_CHECKING:
+    from nsan.analysis.advisor.advice import Advice
     from nsan.report.evidence import Evidence, Held
-
-MUCH: Final = 0.3
-"""From this part on evicted memory that comes back is much: a hint of others' tools (domain.md E-12)."""
 
 AGAIN: Final = 1.1
 """From so many times on memory is said to have come again: a choice of ours."""
 
 _MOST_REASONS: Final = 3
+_MOST_HINTS: Final = 2
 
 
 def verdict(evidence: Evidence) -> Points:
@@ -40,7 +40,7 @@ def verdict(evidence: Evidence) -> Points:
     Returns
     -------
     Points
-        Five lines: what moved, what it cost, why, where, and how far to trust all that.
+        Six lines: what moved, what it cost, why, where, what may help, and how far to trust all that.
     """
     lines = _lines(evidence)
     return Points(
@@ -70,11 +70,13 @@ def _lines(evidence: Evidence) -> dict[str, list[Said]]:
     lines = {
         "What moved:": what_moved(evidence),
         "What it cost:": what_it_cost(evidence),
-        "Why:": [*why(evidence), *what_may_help(evidence)],
+        "Why:": why(evidence),
         "Where:": where(evidence),
+        "What may help:": what_may_help(evidence),
         "How far to trust it:": trust(evidence),
     }
-    return {label: [each for each in said if each.text] for label, said in lines.items()}
+    told = {label: [each for each in said if each.text] for label, said in lines.items()}
+    return {label: said for label, said in told.items() if said}
 
 
 def _point(label: str, said: Iterable[Said], *, is_modelled: bool) -> Point:
@@ -326,32 +328,21 @@ def _went_back(evidence: Evidence) -> list[Said]:
 
 
 def what_may_help(evidence: Evidence) -> list[Said]:
-    """Say what may help, where the evidence speaks for it; one hint, the most telling."""
-    memory, held = evidence.memory, evidence.held
-    waits = held is not None and held.exposed_ns >= TELLING * held.time_ns
-    brought = evidence.bytes_of("htod", *FAULTS) or evidence.outcomes.get("data")
-    hint, on = "", KERNELS
-    if memory is not None:
-        if (memory.refaulted_bytes or 0) >= MUCH * memory.evicted_bytes:
-            hint = "Less memory in use at a time may help most; prefetching alone makes no room"
-            on = ("refault_totals",)
-    elif evidence.bounce is not None and not waits:
-        hint = "A preferred location with accessed-by (`cudaMemAdvise`) may keep that memory in one place"
-        on = ("ping_pong",)
-    elif evidence.prefetches.get("late"):
-        hint, on = "Prefetches that start earlier may help", ("user_prefetches",)
-    elif (
-        held is not None and waits and brought and held.in_bytes >= TELLING * evidence.to_gpu_bytes
-    ):
-        name = quoted(held.name)
-        hint = f"`cudaMemPrefetchAsync` before {name} may spare it much of its wait for page faults"
-    elif _is_well_prefetched(evidence):
-        hint, on = "Nothing here asks for a change", ("user_prefetches",)
-    return [Said(hint, "", on)]
+    """Say what the advisor puts first, and what that may save; the section after this one has the evidence."""
+    found = evidence.advised
+    if found is None:
+        return []
+    told = [each for each in found.advice if each.level != "info"][:_MOST_HINTS]
+    if told:
+        return [_hint(each, evidence.span_ns) for each in told]
+    known = all(each.is_known for each in found.silent)
+    nothing = "Nothing that was recorded asks for a change"
+    return [Said(nothing if known else f"{nothing}, but not all that matters was recorded", "")]
 
 
-def _is_well_prefetched(evidence: Evidence) -> bool:
-    """Say whether all that came was asked for in time, and no fault is there or hidden."""
-    asked = evidence.bytes_of("htod", "user") + evidence.bytes_of("dtod", "user")
-    in_time = set(evidence.prefetches) == {"in_time"}
-    return 0 < asked == evidence.to_gpu_bytes and in_time and evidence.n_fault_rows == 0
+def _hint(advice: Advice, span_ns: int) -> Said:
+    """Write an advice in one sentence."""
+    on = tuple(dict.fromkeys(each.analysis for each in advice.rows if each.analysis))
+    if advice.gain is None:
+        return Said(advice.title, "", on)
+    return Said(f"{advice.title}: {gain_words(advice.gain, span_ns)}", advice.gain.kind, on)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsan.advising import advised
 from nsan.analysis.catalog import find as find_analysis
 from nsan.analysis.result import KINDS
 from nsan.asking import Asked
@@ -24,6 +26,7 @@ from nsan.tabular.totals import unanswered
 if TYPE_CHECKING:
     import polars as pl
 
+    from nsan.advising import Advised
     from nsan.analysing import Source
     from nsan.analysis.catalog import Analysis
     from nsan.charts.palette import Theme
@@ -80,6 +83,11 @@ class Report(Asked):
         self.used: dict[str, dict[str, str]] = {}
         self._section = ""
 
+    @cached_property
+    def advised(self) -> Advised:
+        """What the rules of the advisor say of the trace."""
+        return advised(self)
+
     def head(self) -> Blocks:
         """Say of what the report is, as its first lines.
 
@@ -133,6 +141,18 @@ class Report(Asked):
         asked = self.used.pop(self._section, {})
         if used := {name: kind for name, kind in asked.items() if name in kept}:
             self.used[self._section] = used
+
+    def lazy(self, name: str, options: Mapping[str, Any] | None = None) -> pl.LazyFrame:
+        """Run an analysis; the section that is being written stands on it. See :meth:`nsan.asking.Asked.lazy`."""
+        found = super().lazy(name, options)
+        self._note_use(find_analysis(name))
+        return found
+
+    def frame(self, name: str, options: Mapping[str, Any] | None = None) -> pl.DataFrame:
+        """Run an analysis once, likewise. See :meth:`nsan.asking.Asked.frame`."""
+        found = super().frame(name, options)
+        self._note_use(find_analysis(name), found)
+        return found
 
     def _note_use(self, analysis: Analysis, found: pl.DataFrame | None = None) -> None:
         """Note that the section which is being written stands on an analysis, be it that it found nothing."""

@@ -41,6 +41,31 @@ def zero_columns(columns: Iterable[Figure], found: pl.DataFrame) -> list[Figure]
     ]
 
 
+def plain(found: pl.DataFrame, addresses: Iterable[str]) -> list[dict[str, Any]]:
+    """Give rows as plain values for JSON: addresses as hexadecimal text, what is no number as null.
+
+    Parameters
+    ----------
+    found : DataFrame
+        Rows.
+    addresses : iterable of str
+        Columns that hold addresses.
+
+    Returns
+    -------
+    list of dict
+        A dict for each row.
+    """
+    hexed, rows = list(addresses), found.to_dicts()
+    for row in rows:
+        for name in hexed:
+            row[name] = format_address(row[name])
+        for name, value in row.items():
+            if isinstance(value, float) and value != value:  # noqa: PLR0124 (not a number)
+                row[name] = None
+    return rows
+
+
 _WRITERS: Final[dict[str, Callable[[Any], str]]] = {
     "ns": format_time,
     "byte": format_bytes,

@@ -14,6 +14,8 @@ from nsan.text import safe
 
 Row = Mapping[str, Any]
 
+_COLUMN_GAP: Final = 2
+
 _FORMULA: Final = re.compile(r"[=+@\t\r]|-(?!-)")
 _MARKDOWN: Final = re.compile(r"[\\`*_\[\]|!~#]")
 
@@ -70,6 +72,32 @@ def table(rows: Sequence[Row], fields: Sequence[Field], *, markdown: bool = Fals
         disable_numparse=True,
         preserve_whitespace=True,
     )
+
+
+def hidden_fields(rows: Sequence[Row], fields: Sequence[Field], room: int) -> list[Field]:
+    """Find the columns, from the right, that do not fit into lines of so many characters.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        The rows that are shown.
+    fields : sequence of Field
+        All columns.
+    room : int
+        Characters of a line.
+
+    Returns
+    -------
+    list of Field
+        Those to leave out.
+    """
+    used, hidden = 0, []
+    for field in fields:
+        width = max([len(field.header), *(len(field.write(row[field.key])) for row in rows)])
+        used += width + _COLUMN_GAP
+        if used - _COLUMN_GAP > room:
+            hidden.append(field)
+    return hidden
 
 
 def csv_text(rows: Iterable[Row], columns: Sequence[str]) -> str:

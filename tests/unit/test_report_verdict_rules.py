@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
+from nsan.advising import Advised
+from nsan.analysis.advisor.advice import Advice, Gain, Rows, Silent
 from nsan.report.evidence import Bounce, Evidence, Held, Memory, Place
 from nsan.report.judging import (
     grounds,
@@ -33,10 +36,17 @@ def said(sentences):
     return [each.text for each in sentences if each.text]
 
 
-def test_the_verdict_has_five_lines_whatever_is_known():
-    nothing = verdict(Evidence(answers={}))
+def test_the_verdict_has_six_lines_whatever_is_known():
+    nothing = verdict(Evidence(answers={}, advised=Advised((), ())))
     labels = [point.label for point in nothing.points]
-    assert labels == ["What moved:", "What it cost:", "Why:", "Where:", "How far to trust it:"]
+    assert labels == [
+        "What moved:",
+        "What it cost:",
+        "Why:",
+        "Where:",
+        "What may help:",
+        "How far to trust it:",
+    ]
     assert all(point.text for point in nothing.points)
 
 
@@ -212,52 +222,37 @@ def test_at_most_three_reasons_are_given():
     assert len(why(evidence(moved=moved, **known))) == 3
 
 
-def test_less_memory_is_advised_only_where_much_was_fetched_again():
-    little = evidence(memory=Memory(100, 29), held=held(900), moved=FAULTED)
-    much = evidence(memory=Memory(100, 30), held=held(900), moved=FAULTED)
-    assert said(what_may_help(little)) == []
-    assert said(what_may_help(much))[0].startswith("Less memory in use at a time may help most")
+def advice(title, level="high", gain=None, analysis="batches"):
+    rows = (Rows(analysis, pl.DataFrame()),)
+    return Advice("r", title, "", (), rows, "", (), (), "", gain=gain, level=level)
 
 
-def test_a_prefetch_is_advised_before_the_kernel_that_waits():
-    known = evidence(held=held(100), moved=FAULTED)
-    assert said(what_may_help(known)) == [
-        "`cudaMemPrefetchAsync` before `k` may spare it much of its wait for page faults"
-    ]
+def may_help(*found, silent=(), span_ns=0):
+    return what_may_help(evidence(advised=Advised(found, silent), span_ns=span_ns))
 
 
-@pytest.mark.parametrize(
-    "known",
-    [
-        {"held": held(99), "moved": FAULTED},  # waits too little
-        {"held": held(900, came=MIB // 2), "moved": FAULTED},  # the data came elsewhere
-        {"held": held(900), "moved": {("htod", "user"): 8 * MIB}},  # no fault brought it
-        {"moved": FAULTED},  # no kernel is known
-    ],
-)
-def test_a_prefetch_is_not_advised_without_evidence(known):
-    assert said(what_may_help(evidence(**known))) == []
+def test_what_may_help_is_the_first_two_advices_with_what_they_save():
+    gain = Gain(2_000_000, "derived", "how")
+    got = may_help(
+        advice("Do this", gain=gain), advice("And that"), advice("Or that"), span_ns=8_000_000
+    )
+    assert said(got) == ["Do this: at most 2.000 ms of 8.000 ms (25%)", "And that"]
+    assert [each.kind for each in got] == ["derived", ""]
+    assert got[0].on == ("batches",)
 
 
-def test_ping_pong_asks_for_advice_to_the_driver_unless_kernels_wait_for_more():
-    bounce = Bounce(MIB, 4 * MIB, 1, "CPU, GPU 0")
-    idle = evidence(bounce=bounce, held=held(50), moved=FAULTED)
-    busy = evidence(bounce=bounce, held=held(500), moved=FAULTED)
-    assert "`cudaMemAdvise`" in said(what_may_help(idle))[0]
-    assert "`cudaMemPrefetchAsync`" in said(what_may_help(busy))[0]
+def test_what_asks_for_no_change_is_no_help():
+    got = may_help(advice("Look at this", level="info"), silent=(Silent("r", "No."),))
+    assert said(got) == ["Nothing that was recorded asks for a change"]
 
 
-def test_nothing_to_change_is_said_only_of_prefetches_in_time_without_a_fault():
-    moved = {("htod", "user"): 8 * MIB, ("dtoh", "user"): MIB}
-    good = {"moved": moved, "prefetches": {"in_time": 1}, "n_fault_rows": 0}
-    assert said(what_may_help(evidence(**good))) == ["Nothing here asks for a change"]
-    for change in (
-        {"n_fault_rows": None},
-        {"n_fault_rows": 1},
-        {"prefetches": {"in_time": 1, "early": 1}},
-        {"moved": moved | FAULTED},
-    ):
-        assert said(what_may_help(evidence(**good | change))) == []
+def test_nothing_to_change_is_not_all_where_something_was_not_recorded():
+    got = may_help(silent=(Silent("r", "No."), Silent("s", "Not recorded.", is_known=False)))
+    assert said(got)[0].endswith(", but not all that matters was recorded")
+
+
+def test_where_nobody_asked_for_advice_no_line_is_written():
+    assert what_may_help(evidence()) == []
 
 
 def test_the_place_is_no_kernel_where_most_came_while_none_ran():

@@ -36,7 +36,7 @@ from nsan.analysis.pca.traffic import with_copy_ns
 
 _STEP: Final = [*KEYS, "step"]
 
-_MEMORY_CALL: Final = (
+MEMORY_CALL: Final = (
     r"^(cudaMallocManaged|cuMemAllocManaged|cudaFree|cuMemFree)(_v\d+|_ptsz|_ptds)*$"
 )
 """Calls that make or give back managed memory; names carry version suffixes."""
@@ -325,7 +325,7 @@ def _in_step(rows: pl.DataFrame, steps: pl.DataFrame, at: str) -> pl.DataFrame:
 
 def _time_in_calls(api_calls: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Add up the time of the process in calls that make or free managed memory; no time counts twice."""
-    calls = api_calls.filter(pl.col("name").str.contains(_MEMORY_CALL)).select(
+    calls = api_calls.filter(pl.col("name").str.contains(MEMORY_CALL)).select(
         "pid", "start_ns", "end_ns"
     )
     inside = _in_step(calls.collect(), steps, "start_ns").with_columns(
