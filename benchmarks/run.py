@@ -108,6 +108,10 @@ def _measure(folder: Path, *, faults: int, migrations: int, kernels: int) -> lis
     row("summary, warm", warm, "um_sum.py", um_sum, "0.03")
     filtered = [*nsan, "migrations", "-q", str(export), "--filter-time", "1s/2s"]
     row("migrations --filter-time", _seconds(filtered, env=env, repeat=3), "um_sum.py", um_sum, "-")
+    for form, out in (("perfetto", "bench.pftrace"), ("parquet", "tables"), ("csv", "tables")):
+        words = [*nsan, "export", "-q", str(export), "--to", form, "--force-overwrite"]
+        seconds = _seconds([*words, "-o", str(folder / out)], env=env)
+        row(f"export --to {form}", seconds, "sqlite3 scan", scan, "-")
     bare = _seconds([sys.executable, "-c", "pass"], env=env, repeat=10)
     help_ = _seconds([*nsan, "--help"], env=env, repeat=10)
     rows.append(

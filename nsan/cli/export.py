@@ -1,13 +1,17 @@
-"""Draw a chart of a trace, and save it for a paper or a page.
+"""Give a trace to other programs: a chart for a paper, a trace for Perfetto, tables as Parquet or CSV.
 
-`nsan export --list` lists the charts; with `--chart NAME` it explains one. The suffix of the file is the
-format: .svg and .pdf for papers, .png, .html (one page that needs no network), .json (Vega-Lite).
+`--chart NAME` draws a chart (`--list` lists them; with `--chart NAME` it explains one). The suffix of the
+file is the format: .svg and .pdf for papers, .png, .html (one page that needs no network), .json (Vega-Lite).
+`--to perfetto` writes a native trace for Perfetto's page and its SQL: kernels, NVTX, batches, migrations,
+counters. `--to parquet` and `--to csv` write a folder with one file per table, and what each column means.
 
 Examples
 --------
   nsan export --list
   nsan export sample_data/um_vector_add_rtx4060l.sqlite --chart migrations_over_time -o moved.svg
   nsan export trace.sqlite --chart address_time_map --filter-time 1s/2s --theme dark -o map.png
+  nsan export trace.sqlite --to perfetto -o trace.pftrace
+  nsan export trace.sqlite --to parquet --analyses batches,faults_by_kernel -o tables
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from nsan.cli.arguments import (
     write_file,
     write_result,
 )
+from nsan.cli.exported import FORMATS, add_tables, refuse_tables, write_exported
 from nsan.cli.results import add_snapshot, joined_sources, refuse_filters
 from nsan.cli.terminal import complain
 from nsan.errors import BrokenStoreError, UsageError
@@ -45,8 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--list", action="store_true", help="list the charts, or explain the one that is named"
     )
     parser.add_argument("--json", action="store_true", help="with --list: for machines")
+    parser.add_argument("--to", choices=FORMATS, help="write this instead of a chart")
     add_snapshot(parser)
     add_verbosity(parser)
+    _add_chart(parser)
+    add_tables(parser)
+    add_filters(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "-o", "--output", type=Path, metavar="OUT", help="the file or folder to write"
+    )
+    group.add_argument("--force-overwrite", action="store_true", help="replace an existing OUT")
+
+
+def _add_chart(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chart")
     group.add_argument("--chart", metavar="NAME", help="what to draw")
     group.add_argument("--theme", choices=("light", "dark"), default="light", help="default: light")
@@ -62,10 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="set an option of an analysis that is drawn; repeatable",
     )
-    add_filters(parser)
-    group = parser.add_argument_group("output")
-    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write")
-    group.add_argument("--force-overwrite", action="store_true", help="replace an existing FILE")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,10 +90,18 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         msg = "--json goes with --list; a chart as JSON is a file: -o FILE.json."
         raise UsageError(msg)
+    if args.to is not None:
+        return write_exported(args)
+    refuse_tables(args)
+    return _draw(args)
+
+
+def _draw(args: argparse.Namespace) -> int:
+    """Draw the chart that was named into the file that was named."""
     from nsan.charting import find, parse_options
 
     if args.chart is None or args.output is None:
-        msg = "Give a trace, --chart NAME and -o FILE, or --list."
+        msg = "Give a trace, --chart NAME and -o FILE, or --to FORMAT and -o OUT, or --list."
         raise UsageError(msg)
     chosen = find(args.chart)
     from nsan.charts.saving import check_format, rendered

@@ -7,12 +7,10 @@ the place holds the old store, the new one, or none; never half of one.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -31,7 +29,7 @@ from nsan.errors import (
 )
 from nsan.info import TraceInfo
 from nsan.io.manifest import MANIFEST, STORE_FORMAT, Fingerprint, is_store, read_manifest
-from nsan.io.tidy import scratch_beside, undisturbed
+from nsan.io.tidy import put_in_place
 from nsan.schema import TABLES
 from nsan.trace import Trace
 
@@ -205,23 +203,15 @@ def building(place: Path) -> Iterator[StoreWriter]:
     StoreWriteError
         If the folder cannot be written: no permission, no space. Nothing is left behind.
     """
-    folder: Path | None = None
     _check_name(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        folder = scratch_beside(place, _BUILDING)
-        folder.chmod(0o777 & ~_umask())
-        yield StoreWriter(folder)
-        with undisturbed():
-            _put(folder, place)
+        with put_in_place(place, _BUILDING) as folder:
+            yield StoreWriter(folder)
     except (OSError, pl.exceptions.ComputeError) as error:
         if isinstance(error, OSError) or _is_full(error):
             raise StoreWriteError(place.parent, _reason(error)) from error
         raise
-    finally:
-        if folder is not None:
-            with undisturbed():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_name(place: Path) -> None:
@@ -232,12 +222,6 @@ def _check_name(place: Path) -> None:
         raise UsageError(msg) from error
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _is_full(error: Exception) -> bool:
     return os.strerror(errno.ENOSPC).lower() in str(error).lower()
 
@@ -246,29 +230,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return os.strerror(errno.ENOSPC) if _is_full(error) else str(error).splitlines()[0]
-
-
-def _put(folder: Path, place: Path) -> None:
-    """Move a finished folder to its place in one step, exchanging it with what is there."""
-    with contextlib.suppress(OSError):
-        folder.rename(place)
-        return
-    if not _exchange(folder, place):
-        old = folder.with_name(folder.name + "-old")
-        place.rename(old)
-        folder.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchange(left: Path, right: Path) -> bool:
-    """Swap two folders atomically with Linux's renameat2; False where it cannot."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    here, exchange = -100, 2
-    done = rename(here, os.fsencode(left), here, os.fsencode(right), exchange)
-    return bool(done == 0)
 
 
 def check_place(place: Path, *, overwrite: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import shutil
@@ -68,6 +69,70 @@ def scratch_beside(place: Path, what: str) -> Path:
             shutil.rmtree(left, ignore_errors=True)
     with undisturbed():
         return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=place.parent))
+
+
+@contextlib.contextmanager
+def put_in_place(place: Path, what: str) -> Iterator[Path]:
+    """Make a folder beside a place, and move it there when the block ends without an error.
+
+    Parameters
+    ----------
+    place : Path
+        Where the folder is to be; what is there now stays until the new one is whole, and goes then.
+        The folder of the place exists.
+    what : str
+        What is being done, for the name of the folder while it is made.
+
+    Yields
+    ------
+    Path
+        The folder to fill.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written. Nothing is left behind.
+    """
+    folder: Path | None = None
+    try:
+        folder = scratch_beside(place, what)
+        folder.chmod(0o777 & ~_umask())
+        yield folder
+        with undisturbed():
+            _put(folder, place)
+    finally:
+        if folder is not None:
+            with undisturbed():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _put(folder: Path, place: Path) -> None:
+    """Move a finished folder to its place in one step, exchanging it with what is there."""
+    with contextlib.suppress(OSError):
+        folder.rename(place)
+        return
+    if not _exchange(folder, place):
+        old = folder.with_name(folder.name + "-old")
+        place.rename(old)
+        folder.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(left: Path, right: Path) -> bool:
+    """Swap two folders atomically with Linux's renameat2; False where it cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, exchange = -100, 2
+    done = rename(here, os.fsencode(left), here, os.fsencode(right), exchange)
+    return bool(done == 0)
 
 
 def _here() -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
+
 import exports as x
 import polars as pl
 import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 import nsan
 from nsan.cli import main
@@ -289,3 +292,20 @@ def test_a_message_of_the_profiler_has_its_paths_cut(tmp_path, text):
     export = x.Export("2025.5.1").add("DIAGNOSTIC_EVENT", row)
     folder = nsan.import_trace(export.write(tmp_path / "a.sqlite"), tmp_path / "store")
     assert leaks(texts_of(folder)) == []
+
+
+@pytest.mark.parametrize("form", ["perfetto", "parquet", "csv"])
+def test_nothing_private_leaves_for_other_programs(export, tmp_path, form, capfd):
+    # Even from a store that keeps whole paths.
+    store = nsan.import_trace(export, tmp_path / "store", keep_paths=True)
+    place = tmp_path / "out" / "export"
+    place.parent.mkdir()
+    assert main(["export", str(store), "--to", form, "-o", str(place)]) == 0
+    texts = [*texts_of(place.parent), *capfd.readouterr()]
+    if form == "perfetto":
+        packed = [
+            packet.compressed_packets for packet in Trace.FromString(place.read_bytes()).packet
+        ]
+        texts = [zlib.decompress(each).decode("latin-1") for each in packed]
+        assert "trainer" in texts[0]
+    assert leaks(texts) == []

@@ -1,0 +1,1 @@
+"""What nsan writes for other programs: a trace for Perfetto, and folders of tables."""
