@@ -21,6 +21,8 @@ from nsan.analysis.pca.tables import JOINED_TABLES
 from nsan.analysis.result import Figure
 from nsan.cli import allocator, attribute, clusters, faults, migrations
 from nsan.contract import SCHEMA
+from nsan.contract_advice import ADVICE_KEYS
+from nsan.contract_compare import COMPARE_KEYS
 from nsan.schema import TABLES, Table
 from nsan.torch_alloc.tables import SNAPSHOT_TABLES
 
@@ -243,6 +245,12 @@ def _json_page() -> str:
         "`nsan analyse NAME TRACE --json`, and every command with `--by`. Names, units and meanings "
         "of its columns are in [columns.md](columns.md).",
         _keys(contract_keys.ANALYSIS_KEYS),
+        "## Advice",
+        "`nsan advise TRACE --json`.",
+        _keys(ADVICE_KEYS),
+        "## Comparison",
+        "`nsan compare A B --json`.",
+        _keys(COMPARE_KEYS),
         "## Other documents",
         "`info`, `allocator`, `pca`, `doctor` and the `--list` of `analyse` and `export` write JSON, "
         "too. What they have in common with the tables above has the same names; the rest may "

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nsan.advising import advise
     from nsan.analysing import analyse
     from nsan.charting import chart
+    from nsan.comparing.document import compare
     from nsan.contract import summary
     from nsan.info import TraceInfo
     from nsan.joined import Joined, join
@@ -37,6 +38,7 @@ __all__ = [
     "advise",
     "analyse",
     "chart",
+    "compare",
     "compare_view",
     "explore",
     "import_trace",
@@ -54,6 +56,7 @@ _HOMES = {
     "advise": "nsan.advising",
     "analyse": "nsan.analysing",
     "chart": "nsan.charting",
+    "compare": "nsan.comparing.document",
     "compare_view": "nsan.widgets.compare",
     "explore": "nsan.widgets.explorer",
     "import_trace": "nsan.opening",

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,6 +85,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def from_zero(text: str) -> int:
+    """Read a number of steps, which may be 0."""
+    if not text.isdecimal():
+        msg = f"{text!r} is no number of steps, 0 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
 def is_filtered(args: argparse.Namespace) -> bool:
     """Say whether any filter was given."""
     given = (args.filter_time, args.filter_nvtx, args.gpu, args.pid)
@@ -99,6 +107,40 @@ def none_here(args: argparse.Namespace) -> str:
 def show_progress(args: argparse.Namespace) -> bool:
     """Say whether a progress bar has a place to be drawn."""
     return not args.quiet and sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def told_runs(
+    args: argparse.Namespace, what: str, total: int | None = None
+) -> Iterator[Callable[[str], None] | None]:
+    """Show runs on a bar on stderr, where it is a terminal.
+
+    Parameters
+    ----------
+    args : Namespace
+        How much to say.
+    what : str
+        What is done with the runs.
+    total : int, optional
+        How many there are.
+
+    Yields
+    ------
+    callable or None
+        To be called with the name of each run; None where no bar is shown.
+    """
+    if not show_progress(args):
+        yield None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(total=total, unit=" runs", desc=what, leave=False) as bar:
+
+        def tell(name: str) -> None:
+            bar.set_postfix_str(name)
+            bar.update()
+
+        yield tell
 
 
 def filtered(trace: Trace, args: argparse.Namespace) -> Trace:
@@ -185,6 +227,32 @@ def write_file(args: argparse.Namespace, write: Callable[[Path], object]) -> Non
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+def refuse_inputs(args: argparse.Namespace, inputs: Sequence[Path], output: Path | None) -> None:
+    """Refuse to write over, or into, what is read; of a command that reads several traces.
+
+    Parameters
+    ----------
+    args : Namespace
+        Its ``trace`` becomes the first input.
+    inputs : sequence of Path
+        What is read.
+    output : Path, optional
+        What is written.
+
+    Raises
+    ------
+    OutputIsInputError
+        If that is one of them, or lies in a folder that is.
+    """
+    args.trace = inputs[0]
+    if output is None:
+        return
+    real = output.resolve()
+    for each in map(Path.resolve, inputs):
+        if real == each or each in real.parents:
+            raise OutputIsInputError(output)
 
 
 def output_path(args: argparse.Namespace) -> Path:

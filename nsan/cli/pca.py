@@ -19,20 +19,20 @@ Examples
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from nsan.cli.arguments import add_output, add_verbosity, show_progress
+from nsan.cli.arguments import (
+    add_output,
+    add_verbosity,
+    from_zero,
+    refuse_inputs,
+    show_progress,
+    told_runs,
+)
 from nsan.cli.output import write_document, write_table
 from nsan.cli.terminal import complain
-from nsan.errors import OutputIsInputError
 from nsan.pca_document import COLUMNS, all_notes, find_pairs, pca_document, table_rows
 from nsan.pca_text import text_of
-
-if TYPE_CHECKING:
-    from nsan.pca_pairs import Pair
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     steps.add_argument(
         "--warmup",
-        type=_from_zero,
+        type=from_zero,
         default=1,
         metavar="N",
         help="steps to leave out at the start, default 1",
@@ -66,18 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
-def _from_zero(text: str) -> int:
-    if not text.isdecimal():
-        msg = f"{text!r} is no number of steps, 0 or more"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
-
-
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     pairs, alone = find_pairs(args.runs, off=args.off, on=args.on, snapshot=args.snapshot)
-    _protect_inputs(args)
-    with _told(args, pairs) as tell:
+    inputs = [*args.runs, *args.off, *args.on, *filter(None, [args.snapshot])]
+    refuse_inputs(args, inputs, args.output)
+    n_runs = len({run.trace for pair in pairs for run in (*pair.off, *pair.on)})
+    with told_runs(args, "ledgers", n_runs) as tell:
         document = pca_document(
             pairs,
             alone,
@@ -100,33 +95,3 @@ def run(args: argparse.Namespace) -> int:
         for note in all_notes(document):
             complain(note)
     return 0
-
-
-def _protect_inputs(args: argparse.Namespace) -> None:
-    """Refuse to write over what is read."""
-    inputs = [*args.runs, *args.off, *args.on, *filter(None, [args.snapshot])]
-    args.trace = inputs[0]
-    if args.output is None:
-        return
-    real = args.output.resolve()
-    for each in map(Path.resolve, inputs):
-        if real == each or each in real.parents:
-            raise OutputIsInputError(args.output)
-
-
-@contextmanager
-def _told(args: argparse.Namespace, pairs: Sequence[Pair]) -> Iterator[Callable[[str], None]]:
-    """Show the runs on a bar on stderr, where it is a terminal."""
-    if not show_progress(args):
-        yield lambda _: None
-        return
-    from tqdm.auto import tqdm
-
-    runs = {run.trace for pair in pairs for run in (*pair.off, *pair.on)}
-    with tqdm(total=len(runs), unit=" runs", desc="ledgers", leave=False) as bar:
-
-        def tell(name: str) -> None:
-            bar.set_postfix_str(name)
-            bar.update()
-
-        yield tell

@@ -197,8 +197,8 @@ def _prepared(args: argparse.Namespace) -> tuple[Any, str, dict[str, Any]]:
     if args.notebook is None:
         _check_values(values)
     given = {
-        "TRACE": None if args.trace is None else _for_kernel(args.trace),
-        "SNAPSHOT": None if args.snapshot is None else _for_kernel(args.snapshot),
+        "TRACE": None if args.trace is None else for_kernel(args.trace),
+        "SNAPSHOT": None if args.snapshot is None else for_kernel(args.snapshot),
         "TIME": args.filter_time,
         "NVTX": args.filter_nvtx,
         "GPU": args.gpu,
@@ -237,22 +237,55 @@ _OPTION: Final = {
 }
 
 
-def _for_kernel(path: Path) -> str:
+def for_kernel(path: Path) -> str:
     """Name a file as the kernel finds it, which runs in the current folder."""
     whole, here = path.resolve(), Path.cwd().resolve()
     return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
 
 
 def _executed(args: argparse.Namespace, notebook: Any, name: str, values: dict[str, Any]) -> Any:
-    """Run the notebook; of one that fails what ran is kept."""
+    """Run the notebook; folders of this machine are not named in it."""
+    paths = {key: Path(value) for key, value in values.items() if isinstance(value, str)}
+    shown = {key: path.name for key, path in paths.items() if path.is_absolute()}
+    return executed(args, notebook, (name, values), shown)
+
+
+def executed(
+    args: argparse.Namespace,
+    notebook: Any,
+    job: tuple[str, dict[str, Any]],
+    shown: Mapping[str, Any],
+) -> Any:
+    """Run a notebook; of one that fails what ran is kept beside the output.
+
+    Parameters
+    ----------
+    args : Namespace
+        How much to say, and where the output goes.
+    notebook : NotebookNode
+        The notebook.
+    job : tuple of str and dict
+        Its name, and values for its parameters.
+    shown : mapping
+        What stands in it instead of values that are private.
+
+    Returns
+    -------
+    NotebookNode
+        The notebook with its outputs, without sections that say nothing.
+
+    Raises
+    ------
+    NsanError
+        If a cell fails.
+    """
     from nsan.report.notebook_file import keep_beside, without_empty_sections
     from nsan.report.parameters import hide_paths
     from nsan.report.running import NotebookFailedError, execute
 
-    paths = {key: Path(value) for key, value in values.items() if isinstance(value, str)}
-    shown = {key: path.name for key, path in paths.items() if path.is_absolute()}
+    name, values = job
     try:
-        executed = execute(notebook, values, name=name, progress=show_progress(args))
+        ran = execute(notebook, values, name=name, progress=show_progress(args))
     except NotebookFailedError as error:
         if error.notebook is None:
             raise
@@ -260,8 +293,8 @@ def _executed(args: argparse.Namespace, notebook: Any, name: str, values: dict[s
         kept = keep_beside(args.output, error.notebook)
         where = f"What ran until there is in {safe(kept)}; it may name folders of this machine."
         raise NsanError(f"{error}\n{where}") from error
-    hide_paths(executed, shown)
-    return without_empty_sections(executed)
+    hide_paths(ran, shown)
+    return without_empty_sections(ran)
 
 
 def _write(args: argparse.Namespace, notebook: Any, name: str) -> None:

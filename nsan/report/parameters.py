@@ -269,14 +269,14 @@ def checked(
     return dict(values)
 
 
-def hide_paths(notebook: Any, shown: Mapping[str, str]) -> None:
+def hide_paths(notebook: Any, shown: Mapping[str, Any]) -> None:
     """Put names in the place of paths that were handed to a notebook, where it says what it was given.
 
     Parameters
     ----------
     notebook : NotebookNode
         What papermill ran; changed in place.
-    shown : mapping of str to str
+    shown : mapping
         By parameter: what is to stand there instead of its value.
     """
     about = notebook["metadata"].pop("papermill", {})
@@ -289,6 +289,6 @@ def hide_paths(notebook: Any, shown: Mapping[str, str]) -> None:
             cell["source"] = "\n".join(_renamed(line, shown) for line in cell["source"].split("\n"))
 
 
-def _renamed(line: str, shown: Mapping[str, str]) -> str:
+def _renamed(line: str, shown: Mapping[str, Any]) -> str:
     name = line.partition("=")[0].strip()
     return f"{name} = {shown[name]!r}" if name in shown else line

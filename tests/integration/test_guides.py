@@ -104,6 +104,7 @@ def test_the_analysis_of_one_s_own_in_the_guide_runs_as_it_is_called_there(
 
 
 SHOWN = {
+    "docs/comparing.md": [["compare", "model/stream", "model/user_prefetch"]],
     "README.md": [["um_vector_add_rtx4060l.sqlite"]],
     "docs/allocator.md": [
         ["allocator", "snapshots/decomfl_opt125m_full_history.pickle.gz"],

@@ -1,0 +1,1 @@
+"""What differs between conditions, and whether more than runs of one condition differ anyway."""

@@ -1,0 +1,1 @@
+"""Conditions compared: their runs opened, their figures measured, whether they are comparable."""
