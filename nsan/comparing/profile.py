@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from nsan.analysing import analyse
+from nsan.analysing import run_analysis
+from nsan.analysis.catalog import find
 from nsan.contract import document, has_um_data
 from nsan.totals import totals
 
@@ -140,7 +141,7 @@ def memory_of(asked: Asked) -> dict[str, float]:
     dict
         As :attr:`Profile.memory`.
     """
-    found = analyse(asked.whole, "oversubscription_factor").collect()
+    found = run_analysis(asked.whole, find("oversubscription_factor")).collect()
     gpus = found.drop_nulls("device_id").unique("device_id", keep="any", maintain_order=True)
     sizes = {key: gpus[key] for key in _SIZES if gpus.height and not gpus[key].null_count()}
     sums = {key: float(column.sum()) for key, column in sizes.items()}

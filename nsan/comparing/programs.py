@@ -107,7 +107,7 @@ def with_old_names(first: Mapping[str, float], second: Mapping[str, float]) -> d
     pairs = sorted(((_likeness(a, b), a, b) for a in left for b in new), reverse=True)
     names: dict[str, str] = {}
     for alike, old, name in pairs:
-        if alike >= 2 and name not in names and old not in names.values():
+        if alike >= _ALIKE and name not in names and old not in names.values():
             names[name] = old
     return {names.get(name, name): share for name, share in second.items()}
 

@@ -84,6 +84,13 @@ def pair(shared):
     return shared / "before", shared / "after"
 
 
+@pytest.fixture(scope="module")
+def compared(pair, shared):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NSAN_CACHE_DIR", str(shared / "cache"))
+        return nsan.compare(*pair)
+
+
 def said(capsys, *arguments, status=0):
     assert main(["compare", *map(str, arguments)]) == status
     return capsys.readouterr()
@@ -105,8 +112,8 @@ def mover(found, figure, condition="B", place=""):
 # Repetitions ----------------------------------------------------------------------------------------
 
 
-def test_what_all_repetitions_do_is_a_mover_and_what_they_vary_in_is_not(pair, capsys):
-    found = document(capsys, *pair)
+def test_what_all_repetitions_do_is_a_mover_and_what_they_vary_in_is_not(compared):
+    found = compared.to_dict()
     moved = {row["figure"] for row in found["movers"] if row["verdict"] in {"more", "less"}}
     expected = {"n", "bytes", "htod_bytes", "coherence_bytes", "busy_ns"}
     assert {name.partition(".")[2] for name in moved if name.startswith("migrations.")} == expected
@@ -118,8 +125,8 @@ def test_what_all_repetitions_do_is_a_mover_and_what_they_vary_in_is_not(pair, c
     assert mover(found, "kernels.busy_ns")["verdict"] == "same"
 
 
-def test_the_text_has_movers_first_and_the_rest_in_a_line(pair, capsys):
-    text = said(capsys, *pair).out
+def test_the_text_has_movers_first_and_the_rest_in_a_line(compared):
+    text = str(compared)
     assert text.startswith("A: before, 3 runs, NVIDIA A100")
     assert re.search(r"migrations\.bytes +16\.00 MiB +32\.00 MiB +\+100\.0 % .*more", text)
     assert re.search(r"^Unchanged: duration_ns,.*kernels\.n", text, re.MULTILINE)
@@ -129,18 +136,18 @@ def test_the_text_has_movers_first_and_the_rest_in_a_line(pair, capsys):
     assert "No steps are compared." in text
 
 
-def test_files_can_be_named_one_by_one(pair, capsys):
+def test_files_can_be_named_one_by_one(pair, compared, capsys):
     before, after = (sorted(folder.iterdir()) for folder in pair)
     options = [word for file in before for word in ("--base", file)]
     options += [word for file in after for word in ("--other", file)]
-    one_by_one, folders = document(capsys, *options), document(capsys, *pair)
+    one_by_one, folders = document(capsys, *options), compared.to_dict()
     assert one_by_one["movers"] == folders["movers"]
     assert [len(each["runs"]) for each in one_by_one["conditions"]] == [3, 3]
 
 
 def test_a_third_condition_is_compared_with_the_base_too(pair):
-    compared = nsan.compare(pair[0], pair[1], pair[0])
-    found, text = compared.to_dict(), str(compared)
+    three = nsan.compare(pair[0], pair[1], pair[0])
+    found, text = three.to_dict(), str(three)
     assert "B against A" in text
     assert "C against A" in text
     assert mover(found, "migrations.bytes", "B")["verdict"] == "more"
@@ -148,12 +155,10 @@ def test_a_third_condition_is_compared_with_the_base_too(pair):
     assert {row["condition"] for row in found["movers"]} == {"B", "C"}
 
 
-def test_python_gives_the_same_as_the_command_line(pair, capsys):
-    found = nsan.compare(*pair)
-    assert json.loads(json.dumps(found.to_dict())) == document(capsys, *pair)
-    assert str(found) == said(capsys, *pair).out
-    assert found.movers.schema == MOVERS.schema
-    assert found.asking.scopes == ("run", "step")
+def test_python_gives_the_same_as_the_command_line(pair, compared, capsys):
+    assert json.loads(json.dumps(compared.to_dict())) == document(capsys, *pair)
+    assert str(compared) == said(capsys, *pair).out
+    assert compared.movers.schema == MOVERS.schema
     with pytest.raises(UsageError, match="There is no scope"):
         nsan.compare(*pair, asking=Asking(scopes=("moon",)))
 
@@ -407,16 +412,16 @@ def test_an_interval_without_bound_is_null_in_json_and_not_in_text(folder_of, ca
     )
 
 
-def test_tables_for_machines_have_a_row_for_each_figure(pair, capsys, tmp_path):
+def test_tables_for_machines_have_a_row_for_each_figure(pair, compared, capsys, tmp_path):
     text = said(capsys, *pair, "--format", "csv").out
     rows = list(csv.DictReader(io.StringIO(text)))
-    found = document(capsys, *pair)["movers"]
+    found = compared.to_dict()["movers"]
     assert [row["figure"] for row in rows] == [row["figure"] for row in found]
     place = tmp_path / "movers.parquet"
     said(capsys, *pair, "--format", "parquet", "-o", place)
     assert pl.read_parquet(place)["change"].to_list() == [row["change"] for row in found]
-    markdown = said(capsys, *pair, "--format", "markdown").out
-    assert "| migrations.bytes " in markdown.replace("migrations.bytes", "migrations.bytes ")
+    markdown = compared._repr_markdown_()
+    assert re.search(r"^\| migrations\.bytes +\| +16\.00 MiB", markdown, re.MULTILINE)
     assert "## B against A" in markdown
 
 
@@ -470,7 +475,7 @@ def test_what_cannot_be_understood_is_usage(arguments, capsys):
 
 def test_the_least_effect_is_a_share(pair, capsys):
     for text, value in (("5 %", 0.05), ("0.05", 0.05)):
-        found = document(capsys, *pair, "--by", "run", "--min-effect", text)
+        found = document(capsys, *pair, "--by", "step", "--min-effect", text)
         assert found["options"]["min_effect"] == value
 
 

@@ -197,6 +197,10 @@ def test_a_renamed_kernel_is_no_other_program():
     assert levels(run(kernels=("calculate_temp",)), run(kernels=("calculate_temp_v2",))) == {
         "program_names": "warn"
     }
+    anonymous = [
+        run(kernels=(name,), process=None) for name in ("calculate_temp", "calculate_temp2")
+    ]
+    assert levels(*anonymous) == {"program_names": "warn"}
     renamed = run(kernels=("plus", "times"))
     assert levels(run(), renamed) == {"program_names": "warn"}  # of the same process
 

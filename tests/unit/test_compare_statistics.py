@@ -267,3 +267,11 @@ def test_batches_are_means_of_neighbours_and_few_steps_stay_as_they_are():
     assert batch_means(np.concatenate([[3.0], lasting])).tolist() == means
     turns = np.tile([1.0, 2], 20)
     assert batch_means(turns).tolist() == turns.tolist()
+
+
+def test_of_very_many_steps_few_means_are_left_and_their_spread_is_right():
+    steps = np.random.default_rng(13).normal(100, 5, 20_000)
+    means = batch_means(steps)
+    assert 8 <= means.size <= 500
+    error = means.std(ddof=1) / math.sqrt(means.size)
+    assert 0.9 < error / (5 / math.sqrt(20_000)) < 1.8

@@ -309,13 +309,17 @@ def test_trust_names_what_weakens_the_figures():
 
 
 def test_a_modelled_line_says_so_once_and_recorded_ones_say_nothing():
-    known = {"moved": FAULTED, "held": held(900), "in_flight": "Migrations were in flight"}
+    known = {
+        "moved": FAULTED | {("htod", "user"): MIB},
+        "held": held(900),
+        "in_flight": "Migrations were in flight",
+    }
     modelled = verdict(evidence(is_modelled=True, **known)).points
     real = verdict(evidence(**known)).points
     assert [point.kind for point in modelled[:3]] == ["modelled"] * 3
     assert not any("derived" in point.text for point in modelled)
     assert (real[0].kind, real[1].kind) == ("recorded", "derived")
-    assert "of that (derived). `cudaMemPrefetchAsync`" in real[2].text
+    assert "of that (derived). The program itself asked for" in real[2].text
 
 
 def test_sizes_that_cannot_be_read_leave_reason_and_place_unknown():

@@ -47,6 +47,9 @@ Numbers = npt.NDArray[np.float64]
 
 RESAMPLES: Final = 4_999
 _LEAST_BATCHES: Final = 8
+_MOST_BATCHES: Final = 500
+"""More tell no more, and drawing from them takes time and memory."""
+
 _AT_ONCE: Final = 64
 """Rows whose means are drawn together: bounds the memory."""
 
@@ -166,11 +169,13 @@ def batch_means(values: Numbers) -> Numbers:
     -------
     array of float
         Means of batches of 1, 2, 4, ... steps, of the size whose mean is least certain. At least eight
-        batches, so that fewer than sixteen steps stay as they are; steps that fill no batch are left out at
-        the beginning.
+        batches, so that fewer than sixteen steps stay as they are, and at most 500; steps that fill no
+        batch are left out at the beginning.
     """
     best, most = values, -1.0
     size = 1
+    while values.size // size > _MOST_BATCHES:
+        size *= 2
     while size == 1 or values.size // size >= _LEAST_BATCHES:
         count = values.size // size
         means = values[values.size - count * size :].reshape(count, size).mean(axis=1)

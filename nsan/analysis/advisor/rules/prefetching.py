@@ -251,7 +251,7 @@ def _finding(found: _Waiting) -> str:
     new = [use for use in found.uses if use.n_first_touch]
     if new:
         batches = counted(sum(use.n_first_touch for use in new), "batch", "batches")
-        text += f" Of {batches} no byte came: the GPU was the first to touch that memory."
+        text += f" In {batches} no byte came: nobody had touched that memory before the GPU."
     return text
 
 
