@@ -11,6 +11,7 @@ import exports as x
 import pytest
 from readme import GUIDES, blocks, calls_of_nsan, questions, text_of, typed
 
+from nsan.analysis.advisor.rules import RULES
 from nsan.analysis.catalog import find as find_analysis
 from nsan.charting import find as find_chart
 from nsan.cli import _with_command, main, parser
@@ -103,7 +104,13 @@ def test_the_analysis_of_one_s_own_in_the_guide_runs_as_it_is_called_there(
     assert capsys.readouterr().out.splitlines()[1] == f"12082,{number}"
 
 
+def test_the_guide_on_advice_lists_every_rule_with_its_question():
+    listed = re.findall(r"^\| `(\w+)` \| (.+) \|$", text_of("docs/advice.md"), re.MULTILINE)
+    assert listed == [(rule.name, rule.question) for rule in RULES]
+
+
 SHOWN = {
+    "docs/advice.md": [["advise", "model/oversubscribed_sweep/oversubscribed_sweep.sqlite"]],
     "docs/comparing.md": [["compare", "model/stream", "model/user_prefetch"]],
     "README.md": [["um_vector_add_rtx4060l.sqlite"]],
     "docs/allocator.md": [
