@@ -16,16 +16,17 @@ MOST = 3
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory):
-    """Write the trace of each program once."""
-    folder, made = tmp_path_factory.mktemp("plants"), {}
+def asked(tmp_path_factory):
+    """Write the trace of each program, and ask for advice, once."""
+    folder, known = tmp_path_factory.mktemp("plants"), {}
 
-    def trace(planted):
-        if planted.name not in made:
-            made[planted.name] = written(planted, folder)
-        return made[planted.name]
+    def ask(planted):
+        if planted.name not in known:
+            path = written(planted, folder)
+            known[planted.name] = (path, nsan.advise(path))
+        return known[planted.name]
 
-    return trace
+    return ask
 
 
 def test_every_rule_has_a_program_with_its_problem():
@@ -35,9 +36,9 @@ def test_every_rule_has_a_program_with_its_problem():
 
 
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=lambda plant: plant.name)
-def test_the_planted_problem_comes_first_and_is_bounded(plant, traces):
-    path = traces(plant)
-    first = nsan.advise(path).advice[0]
+def test_the_planted_problem_comes_first_and_is_bounded(plant, asked):
+    path, found = asked(plant)
+    first = found.advice[0]
     assert first.rule == plant.rule
     assert first.level != "info"
     if plant.allocation:
@@ -50,8 +51,8 @@ def test_the_planted_problem_comes_first_and_is_bounded(plant, traces):
 
 
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=lambda plant: plant.name)
-def test_advice_has_what_one_needs_to_act_on_it(plant, traces):
-    for advice in nsan.advise(traces(plant)).advice:
+def test_advice_has_what_one_needs_to_act_on_it(plant, asked):
+    for advice in asked(plant)[1].advice:
         assert advice.title
         assert advice.finding
         assert advice.check
@@ -61,8 +62,8 @@ def test_advice_has_what_one_needs_to_act_on_it(plant, traces):
 
 
 @pytest.mark.parametrize("clean", CLEAN.values(), ids=lambda clean: clean.name)
-def test_a_clean_program_gets_nothing_to_do_and_every_reason(clean, traces):
-    found = nsan.advise(traces(clean))
+def test_a_clean_program_gets_nothing_to_do_and_every_reason(clean, asked):
+    _, found = asked(clean)
     assert [each.rule for each in found.advice if each.level != "info"] == []
     said = {each.rule for each in (*found.silent, *found.advice)}
     assert said == {rule.name for rule in RULES}
