@@ -85,7 +85,7 @@ def test_everything_that_the_readme_tells_to_type_does_what_it_says(tmp_path):
     ]
     expected = [3 if n in of_recording else 0 for n in range(len(commands) + 1)]
     assert statuses == expected, printed[-8000:]
-    assert len(of_recording) == 3
+    assert len(of_recording) == 4
 
     parts = printed.split("\n--- ")
     assert commands[0] == "make demo"
