@@ -109,6 +109,7 @@ def _advice(answer: Answer, place: int, advice: Advice) -> dict[str, Any]:
 
 def _target(target: Target) -> dict[str, Any]:
     return {
+        "pid": target.pid,
         "allocation": target.allocation or None,
         "allocation_id": target.allocation_id,
         "va": format_address(target.va),
@@ -160,29 +161,32 @@ def _what_if(found: WhatIf) -> dict[str, Any]:
 
 # One row per advice -------------------------------------------------------------------------------
 
-COLUMNS: Final = (
-    "number",
-    "level",
-    "rule",
-    "title",
-    "allocation",
-    "allocation_id",
-    "va",
-    "bytes",
-    "kernel",
-    "gain_ns",
-    "gain_kind",
-    "gain_how",
-    "modelled_ns",
-    "modelled_error_ns",
-    "not_modelled",
-    "finding",
-    "remedy",
-    "calls",
-    "check",
-    "gate",
-)
-"""Columns of CSV and Parquet."""
+_TEXT, _NUMBER = pl.String(), pl.Int64()
+
+COLUMNS: Final[dict[str, pl.DataType]] = {
+    "number": _NUMBER,
+    "level": _TEXT,
+    "rule": _TEXT,
+    "title": _TEXT,
+    "pid": _NUMBER,
+    "allocation": _TEXT,
+    "allocation_id": _NUMBER,
+    "va": _TEXT,
+    "bytes": _NUMBER,
+    "kernel": _TEXT,
+    "gain_ns": _NUMBER,
+    "gain_kind": _TEXT,
+    "gain_how": _TEXT,
+    "modelled_ns": _NUMBER,
+    "modelled_error_ns": _NUMBER,
+    "not_modelled": _TEXT,
+    "finding": _TEXT,
+    "remedy": _TEXT,
+    "calls": _TEXT,
+    "check": _TEXT,
+    "gate": _TEXT,
+}
+"""Columns of CSV and Parquet, with their types: a column without a value has one, too."""
 
 
 def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from nsan.advice_text import gain_words, number_words
+from nsan.advice_text import gain_words, kind_words, number_words
+from nsan.advising import NOTHING
+from nsan.analysis.advisor.facts import is_modelled
 from nsan.analysis.catalog import find
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.tabular.columns import fields_of, telling, zero_columns
 from nsan.tabular.text import Field, dash, hidden_fields, indented, name, table
-from nsan.text import safe
+from nsan.text import safe, shortened
 from nsan.units import counted, format_time
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ _LABEL: Final = 9
 """Room for the word that a paragraph begins with."""
 
 _MOST_ROWS: Final = 5
+_LONGEST_CELL: Final = 60
+"""Characters of a name in a table, or half a line where that is less: --json has all of it."""
+
 _INDENT: Final = "   "
 
 
@@ -94,7 +99,7 @@ def text_of(answer: Answer, look: Look = Look()) -> str:
         _head(answer, len(worth), look),
         *(_told(answer, i, each, look) for i, each in worth),
         *_aside(answer, aside, look),
-        *_silent(found.silent, look, is_clean=found.is_clean),
+        *(() if found.is_nothing else _silent(found.silent, look, is_clean=found.is_clean)),
         *_notes(answer, look),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -104,11 +109,12 @@ def _head(answer: Answer, n: int, look: Look) -> str:
     source = look.name(answer.asked.summary["source"])
     is_known = all(each.is_known for each in answer.found.silent)
     nothing = "nothing to do" if is_known else "nothing to do, as far as was recorded"
+    nothing = NOTHING if answer.found.is_nothing else nothing
     said = counted(n, "thing to change", "things to change") if n else nothing
     title = f"{'# ' * look.markdown}{source}: {said}"
     lines = []
     if answer.asked.summary["source_kind"] == MODEL_KIND:
-        lines.append(f"The trace was {MODELLED}: every figure is the model's.")
+        lines.append(f"The trace was {MODELLED}: every row is the model's, and so is every figure.")
     if answer.asked.summary["duration_ns"] is not None:
         part = "The part that was asked for" if answer.asked.is_part else "The run"
         lines.append(
@@ -169,7 +175,8 @@ def _gains(answer: Answer, place: int, advice: Advice) -> Iterator[str]:
     tried = answer.tried(place)
     for gain in (advice.gain, tried.gain):
         if gain is not None:
-            yield f"{gain_words(gain, answer.span_ns)}, {gain.kind}: {gain.how}."
+            kind = kind_words(gain, is_modelled=is_modelled(answer.asked))
+            yield f"{gain_words(gain, answer.span_ns)}, {kind}: {gain.how}."
     if tried.reason:
         yield f"not tried in the driver model. {tried.reason}"
 
@@ -195,8 +202,12 @@ def _rows(answer: Answer, rows: Rows, look: Look) -> str:
     found = rows.frame.head(look.rows or _MOST_ROWS)
     if not found.height:
         return ""
-    fields, plain = _fields(rows, found), found.to_dicts()
-    hidden = [] if look.markdown else hidden_fields(plain, fields, look.width - len(_INDENT))
+    most = _LONGEST_CELL if look.markdown else min(_LONGEST_CELL, look.width // 2)
+    fields, plain = _fields(rows, found, most), found.to_dicts()
+    room = look.width - len(_INDENT)
+    # The first column says what a row is about: it stays.
+    hidden = [] if look.markdown else hidden_fields(plain, fields, room)
+    hidden = [field for field in hidden if field is not fields[0]]
     shown = [field for field in fields if field not in hidden]
     kinds = dict.fromkeys(answer.kinds(rows).get(field.key, "recorded") for field in shown)
     options = "".join(f" --set {key}={value}" for key, value in rows.options.items())
@@ -214,8 +225,16 @@ def _rows(answer: Answer, rows: Rows, look: Look) -> str:
     return indented("\n".join(part for part in parts if part), _INDENT)
 
 
-def _fields(rows: Rows, found: pl.DataFrame) -> list[Field]:
-    """Choose the columns that say something, with their headings."""
+def _fields(rows: Rows, found: pl.DataFrame, most: int) -> list[Field]:
+    """Choose the columns that say something, with their headings; no value is longer than so much."""
+    return [replace(field, write=_cut(field.write, most)) for field in _telling(rows, found)]
+
+
+def _cut(write: Callable[[object], str], most: int) -> Callable[[object], str]:
+    return lambda value: shortened(write(value), most)
+
+
+def _telling(rows: Rows, found: pl.DataFrame) -> list[Field]:
     if not rows.analysis:
         return [Field(column, column, dash) for column in found.columns]
     columns = [c for c in find(rows.analysis).result.columns if c.name in found.columns]

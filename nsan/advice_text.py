@@ -28,11 +28,31 @@ def gain_words(gain: Gain, span_ns: int) -> str:
     """
     of = f" of {format_time(span_ns)} ({gain.ns / span_ns:.0%})" if span_ns > 0 else ""
     if gain.kind != "modelled" or gain.error_ns is None:
-        return f"at most {format_time(gain.ns)}{of}"
+        # Where kernels stand for the run, others may have waited longer than these took.
+        return f"at most {format_time(gain.ns)}{of if gain.ns <= span_ns else ''}"
     said = f"{format_time(abs(gain.ns))} +- {format_time(gain.error_ns)}"
     if abs(gain.ns) <= gain.error_ns:
-        return f"nothing that chance could not make ({'-' * (gain.ns < 0)}{said})"
+        return f"no gain beyond chance ({'-' * (gain.ns < 0)}{said})"
     return f"costs {said}{of.replace('-', '')}" if gain.ns < 0 else f"about {said}{of}"
+
+
+def kind_words(gain: Gain, *, is_modelled: bool) -> str:
+    """Say how a gain is known: a bound, too, rests on rows that a model may have written.
+
+    Parameters
+    ----------
+    gain : Gain
+        A bound, or what the driver model found.
+    is_modelled : bool
+        The model wrote the trace.
+
+    Returns
+    -------
+    str
+        As "derived from modelled rows".
+    """
+    rests = is_modelled and gain.kind != "modelled"
+    return f"{gain.kind} from modelled rows" if rests else gain.kind
 
 
 _WRITTEN: Final = {"ns": format_time, "byte": format_bytes}

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from nsan.analysis.advisor.advice import Advice, Silent
 from nsan.analysis.advisor.facts import span_ns
-from nsan.analysis.advisor.ranking import ranked
+from nsan.analysis.advisor.ranking import named, ranked
 from nsan.analysis.advisor.rules import RULES
 from nsan.asking import Asked
 
 if TYPE_CHECKING:
     from nsan.analysis.advisor.facts import Facts
+
+NOTHING: Final = "no event is in the part that was asked for"
+"""All that can be said of such a part."""
+
+_NOTHING: Final = f"{NOTHING[0].upper()}{NOTHING[1:]}."
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,11 @@ class Advised:
     def is_clean(self) -> bool:
         """Whether nothing has to be done."""
         return all(each.level == "info" for each in self.advice)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether no rule could look at anything, as no event is in the part that was asked for."""
+        return bool(self.silent) and all(each.reason == _NOTHING for each in self.silent)
 
 
 def advise(
@@ -82,7 +92,16 @@ def advised(facts: Facts) -> Advised:
     Advised
         What they say.
     """
+    if facts.is_part and not _has_events(facts):
+        return Advised((), tuple(Silent(each.name, _NOTHING, is_known=False) for each in RULES))
     said = [each for rule in RULES for each in rule.ask(facts)]
-    advice = [each for each in said if isinstance(each, Advice)]
+    n_processes = len(facts.summary["processes"])
+    advice = [named(each, n_processes) for each in said if isinstance(each, Advice)]
     silent = [each for each in said if isinstance(each, Silent)]
     return Advised(tuple(ranked(advice, RULES, span_ns(facts))), tuple(silent))
+
+
+def _has_events(facts: Facts) -> bool:
+    """Say whether anything is in the part of a capture that was asked for."""
+    summary = facts.summary
+    return summary["first_ns"] is not None or bool(summary["kernels"]["n"])

@@ -220,7 +220,7 @@ class Asked:
             return self.trace
         source: Source | None = self.snapshot if analysis.subject == "snapshot" else self.joined
         if source is None:
-            msg = f"{analysis.name} needs a memory snapshot of PyTorch: `nsan report TRACE --snapshot FILE`."
+            msg = f"{analysis.name} needs a memory snapshot of PyTorch: add --snapshot FILE."
             raise UsageError(msg)
         return source
 

@@ -137,7 +137,8 @@ def _recipe(asked: Asked) -> Recipe:
     from nsan.model.remaking import RecipeUnknownError, about_of, recipe_of
 
     found = recipe_of(asked.path)
-    rows: Mapping[str, Any] = about_of(asked.path).get("rows", {})
+    rows: Any = about_of(asked.path).get("rows")
+    rows = rows if isinstance(rows, Mapping) else {}
     summary = asked.summary
     counts = {
         "kernels": summary["kernels"]["n"],
@@ -278,6 +279,9 @@ def _tried(runs: _Runs, recipe: Recipe, changed: Recipe | str, words: str) -> Tr
 _CALL_NS: Final = 4_000
 """What a call more or less takes the modelled host: where exactly it stands is a choice."""
 
+_LEAST_NS: Final = 1_000
+"""An error is not stated finer: a few runs may agree to the ns by chance, and one more still differs."""
+
 
 def _error_ns(saved_ns: Sequence[int], n_added: int) -> int:
     """Say between which limits one more run would lie, 19 times of 20: by what is random, and by added calls."""
@@ -285,4 +289,4 @@ def _error_ns(saved_ns: Sequence[int], n_added: int) -> int:
 
     n = len(saved_ns)
     factor = float(stdtrit(n - 1, 0.975)) * math.sqrt(1 + 1 / n)
-    return math.ceil(factor * stdev(saved_ns) + n_added * _CALL_NS)
+    return max(math.ceil(factor * stdev(saved_ns) + n_added * _CALL_NS), _LEAST_NS)

@@ -174,9 +174,13 @@ def with_advice(program: Program, spot: Spot, advice: str, device: int = 0) -> P
     Raises
     ------
     ChangeError
-        If no launch uses the memory.
+        If no launch uses the memory, or if it is at another GPU: the model maps no memory of a peer.
     """
     waiting = Parts(parts_of(program, spot))
+    if advice == "accessed_by" and device != CPU and _is_at_peer(program, waiting, device):
+        raise ChangeError(
+            "It needs peer access, and the driver model maps no GPU's memory for another GPU."
+        )
 
     def added(i: int, operation: Operation) -> Iterator[Operation]:
         for part in waiting.of(i, *_streams(operation)):
@@ -184,6 +188,17 @@ def with_advice(program: Program, spot: Spot, advice: str, device: int = 0) -> P
             yield Advise(part.name, advice, device, part.offset_bytes, part.n_bytes)
 
     return _with_before(program, added, "No launch uses the memory.")
+
+
+def _is_at_peer(program: Program, parts: Parts, device: int) -> bool:
+    """Say whether the program prefers another GPU for some of the memory."""
+    return any(
+        isinstance(each, Advise)
+        and each.advice == "preferred_location"
+        and each.device not in {CPU, device}
+        and bool(parts.of(i, each))
+        for i, each in enumerate(program.operations)
+    )
 
 
 def with_first_touch(program: Program, spot: Spot, device: int = 0) -> Program:

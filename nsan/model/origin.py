@@ -39,6 +39,9 @@ _WORDS: Final[dict[str, Any]] = {
 }
 """What a program may be made of."""
 
+MOST_OPERATIONS: Final = 1_000_000
+"""Of a program that is written word by word: more would be read for minutes, and modelled for hours."""
+
 
 @dataclass(frozen=True)
 class Built:
@@ -130,8 +133,11 @@ def program_text(program: Program) -> str | None:
     Returns
     -------
     str or None
-        JSON; None if it has a word of somebody's own, which nobody else could read.
+        JSON; None if it has a word of somebody's own, which nobody else could read, or more than
+        ``MOST_OPERATIONS``.
     """
+    if len(program.operations) > MOST_OPERATIONS:
+        return None
     # 1 and 1.0 are equal, but not the same recipe: operations are told apart as they are written.
     written = [repr(each) for each in program.operations]
     first = dict(zip(reversed(written), reversed(program.operations), strict=True))
@@ -169,6 +175,9 @@ def program_of(text: str) -> Program:
     """
     document = json.loads(text)
     known = [_word(each) for each in document["operations"]]
+    if len(document["order"]) > MOST_OPERATIONS:
+        msg = f"more than {MOST_OPERATIONS} operations"
+        raise ValueError(msg)
     operations = tuple(known[i] for i in document["order"])
     return Program(document["name"], operations, bool(document["descending"]))
 

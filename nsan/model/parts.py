@@ -9,7 +9,7 @@ from typing import NamedTuple
 from nsan.errors import NsanError
 from nsan.model.access import Access
 from nsan.model.layout import Layout
-from nsan.model.program import Allocate, Free, HostTouch, Prefetch, Program
+from nsan.model.program import Advise, Allocate, Free, HostTouch, Prefetch, Program
 from nsan.model.recording import BASE_VA
 
 
@@ -70,7 +70,7 @@ class Parts:
         for part in parts:
             self._by_name.setdefault(part.name, []).append(part)
 
-    def of(self, operation: int, *uses: Access | HostTouch | Prefetch) -> list[Part]:
+    def of(self, operation: int, *uses: Access | Advise | HostTouch | Prefetch) -> list[Part]:
         """Give the parts that are alive at an operation and that it uses, each once."""
         found = (
             part

@@ -15,8 +15,20 @@ from nsan.model.recording import Style
 from nsan.model.settings import Settings
 from nsan.text import shortened
 
-_BROKEN: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, NsanError)
+_BROKEN: Final = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    NsanError,
+)
 """What reading somebody's file may end with."""
+
+_MOST_BYTES: Final = 64 << 20
+"""A larger file is none that the model wrote: a million operations take some 10 MB."""
 
 
 class RecipeUnknownError(NsanError):
@@ -49,7 +61,7 @@ def recipe_of(trace: Path) -> Recipe:
     if not about.get("origin"):
         raise RecipeUnknownError(
             f"{ABOUT} does not say which program ran: an earlier version of nsan wrote it, or the "
-            "program has words of its own."
+            "program is too long or has words of its own."
         )
     try:
         recipe = _read(about, _folder_of(trace))
@@ -83,12 +95,12 @@ def about_of(trace: Path) -> Mapping[str, Any]:
         If there is none, or it is no such file.
     """
     try:
-        about: Any = json.loads((_folder_of(trace) / ABOUT).read_text(encoding="utf-8"))
+        about: Any = json.loads(_text_of(_folder_of(trace) / ABOUT))
     except FileNotFoundError as error:
         raise RecipeUnknownError(
             f"{ABOUT}, which says how the trace was made, does not lie beside it."
         ) from error
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         about = None
     if not isinstance(about, dict):
         raise RecipeUnknownError(f"{ABOUT} cannot be read.")
@@ -97,14 +109,27 @@ def about_of(trace: Path) -> Mapping[str, Any]:
 
 def _folder_of(trace: Path) -> Path:
     place = trace.resolve()
-    return place if (place / ABOUT).is_file() else place.parent
+    return place if (place / ABOUT).exists() else place.parent
+
+
+def _text_of(file: Path) -> str:
+    """Read a file of text; never wait for a pipe, nor fill the memory."""
+    if file.exists() and not file.is_file():
+        msg = f"{file.name} is no file"
+        raise ValueError(msg)
+    with file.open("rb") as opened:
+        raw = opened.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        msg = f"{file.name} is too large"
+        raise ValueError(msg)
+    return raw.decode("utf-8")
 
 
 def _read(about: Mapping[str, Any], folder: Path) -> Recipe:
     settings = Settings(**about["settings"])
     style, options = Style(**about["style"]), ExportOptions(**about["export"])
     if "file" in about["origin"]:
-        program = program_of((folder / PROGRAM).read_text(encoding="utf-8"))
+        program = program_of(_text_of(folder / PROGRAM))
         return Recipe(program, settings, style, options)
     origin = origin_of(about["origin"])
     program, placed = origin.made(settings)

@@ -183,9 +183,12 @@ def test_more_seeds_are_more_runs(asked):
 def test_the_error_is_that_of_one_more_run_19_times_of_20():
     from nsan.what_if import _error_ns
 
-    # Student's t for 2 degrees of freedom is 4.303; mean 20, standard deviation 10.
-    assert _error_ns([10, 20, 30], 0) == pytest.approx(4.303 * 10 * (4 / 3) ** 0.5, abs=1)
+    # Student's t for 2 degrees of freedom is 4.303; mean 20 us, standard deviation 10.
+    assert _error_ns([10_000, 20_000, 30_000], 0) == pytest.approx(
+        4.303 * 10_000 * (4 / 3) ** 0.5, rel=1e-4
+    )
     assert _error_ns([20, 20, 20], 3) == 12_000
+    assert _error_ns([20, 20, 20], 0) == 1_000  # that three agree does not say that one more does
 
 
 def test_what_the_profiles_state_of_themselves_is_passed_on(asked):
@@ -232,6 +235,14 @@ def test_what_another_version_made_is_not_known(asked):
     place = trace.path.with_name("model.json")
     place.write_text(json.dumps({**json.loads(place.read_text()), "recipe_sha256": "0"}))
     assert "is another program today" in what_if(trace, []).reason
+
+
+@pytest.mark.parametrize("rows", [[1], None, "x"])
+def test_counts_of_rows_that_are_none_are_of_another_trace(asked, rows):
+    trace = asked(built("stream", MIB))
+    place = trace.path.with_name("model.json")
+    place.write_text(json.dumps({**json.loads(place.read_text()), "rows": rows}))
+    assert what_if(trace, []).reason.endswith("model.json beside it is of another trace.")
 
 
 def test_switches_that_were_off_do_not_hide_the_program(asked):

@@ -17,7 +17,7 @@ from nsan.model.program import (
     PushRange,
     Synchronize,
 )
-from nsan.model.settings import DEFAULT_SETTINGS
+from nsan.model.settings import DEFAULT_SETTINGS, Settings
 from nsan.units import KIB, MIB
 
 
@@ -35,13 +35,14 @@ def filled(**arrays: int) -> list[Operation]:
     return [*every, *(HostTouch(name, write=True) for name in arrays)]
 
 
-def read_in_turn(*hints: Operation, n_bytes: int = 8 * MIB, n_steps: int = 6) -> Program:
-    """Let a kernel and the host read the same weights in each step, and the kernel write its own array."""
-    apply = kernel(
-        "apply", n_bytes, Stream(allocation="weights"), Stream(allocation="out", write=True)
-    )
-    once = [*step(Launch(apply)), HostTouch("weights")]
-    start = [Allocate("out", n_bytes), *filled(weights=n_bytes)]
+def read_in_turn(*hints: Operation, n_bytes: int = 8 * MIB, n_steps: int = 4) -> Program:
+    """Let two GPUs read the same weights in each step, and write arrays of their own."""
+    once: list[Operation] = []
+    for gpu in (0, 1):
+        own = Stream(allocation=f"out{gpu}", write=True)
+        apply = kernel(f"apply{gpu}", n_bytes, Stream(allocation="weights"), own)
+        once += step(Launch(apply, gpu))
+    start = [Allocate("out0", n_bytes), Allocate("out1", n_bytes), *filled(weights=n_bytes)]
     return Program("read_in_turn", (*start, *hints, *once * n_steps))
 
 
@@ -84,9 +85,9 @@ PLANTS = (
     Plant(
         "read-in-turn",
         "read_mostly",
-        Recipe(read_in_turn()),
+        Recipe(read_in_turn(), Settings(n_gpus=2)),
         "weights",
-        Recipe(read_in_turn(Advise("weights", "read_mostly"))),
+        Recipe(read_in_turn(Advise("weights", "read_mostly")), Settings(n_gpus=2)),
     ),
     Plant(
         "sparse-and-full",

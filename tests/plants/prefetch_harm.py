@@ -1,4 +1,4 @@
-"""A prefetch that pushes out what each step needs: the kernel uses little of what is brought."""
+"""Prefetches that push out what is needed: of a table of which a kernel uses little, and of all arrays at once."""
 
 from planting import Plant
 
@@ -40,7 +40,31 @@ def _stepped(*prefetches, n_steps=4):
 
 _TIGHT = oversubscribed(DEFAULT_SETTINGS, _STATE + _TABLE, (_STATE + _TABLE) / _ROOM)
 
+_NAMES, _ARRAY = "abc", 16 * MIB
+_FULL = oversubscribed(DEFAULT_SETTINGS, 3 * _ARRAY, 1.2)
+
+
+def _in_turn(n_steps=3, *, at_once):
+    operations = [Allocate(name, _ARRAY) for name in _NAMES]
+    operations += [HostTouch(name, write=True) for name in _NAMES]
+    for _ in range(n_steps):
+        operations += [Prefetch(name) for name in _NAMES if at_once]
+        for name in _NAMES:
+            update = Kernel(
+                f"update_{name}", _ARRAY // 1024, 256, (Stream(allocation=name, write=True),)
+            )
+            operations += [] if at_once else [Prefetch(name)]
+            operations += [Launch(update), Synchronize()]
+    return Program("in_turn", tuple(operations))
+
+
 PLANTS = (
+    Plant(
+        "prefetched-at-once",
+        "prefetch_harm",
+        Recipe(_in_turn(at_once=True), _FULL),
+        remedied=Recipe(_in_turn(at_once=False), _FULL),
+    ),
     Plant(
         "harmful-prefetch",
         "prefetch_harm",

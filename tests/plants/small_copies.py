@@ -35,6 +35,8 @@ def _filled(*prefetches):
 
 
 _IN_A_LOOP = [Prefetch("x", 0, at, _PIECE) for at in range(0, _SIZE, _PIECE)]
+_LARGER = 4 * _PIECE
+_IN_LARGER_PIECES = [Prefetch("x", 0, at, _LARGER) for at in range(0, _SIZE, _LARGER)]
 
 _BLOCK = 2 * MIB
 _N = 160
@@ -66,6 +68,13 @@ PLANTS = (
         "prefetch-in-pieces",
         "tiny_migrations",
         Recipe(_filled(*_IN_A_LOOP)),
+        "x",
+        Recipe(_filled(Prefetch("x"))),
+    ),
+    Plant(
+        "prefetch-in-larger-pieces",
+        "tiny_migrations",
+        Recipe(_filled(*_IN_LARGER_PIECES)),
         "x",
         Recipe(_filled(Prefetch("x"))),
     ),

@@ -35,6 +35,7 @@ from nsan.analysis.advisor.remade import with_reuse
 from nsan.analysis.advisor.rules.allocator import dead_traffic, returns_memory
 from nsan.analysis.advisor.rules.fragmentation import fragmentation
 from nsan.asking import Asked
+from nsan.schema import TABLES
 
 MALLOC, FREE = 2, 9
 SIZE = 16 * MIB
@@ -227,12 +228,19 @@ class Made:
     def lazy(self, name, _options=None):
         return self.frames[name].lazy()
 
+    def events(self, name):
+        return self.frames[name].lazy() if name in self.frames else TABLES[name].empty()
+
 
 def moved(*rows):
     """Parts of migrations: migration, from, to, direction, bytes, dead, batch; all in one segment."""
     names = ("migration", "start_ns", "end_ns", "direction", "bytes", "is_dead", "batch_id")
     frame = pl.DataFrame(rows, schema=names, orient="row")
-    return frame.with_columns(pid=1, device_id=0, segment_va=pl.lit(VA, pl.UInt64))
+    return frame.with_columns(OWN, segment_va=pl.lit(VA, pl.UInt64))
+
+
+OWN = (pl.lit(1, pl.UInt32).alias("pid"), pl.lit(0, pl.Int64).alias("device_id"))
+PYTHON = {"processes": pl.DataFrame({"name": ["python3"]})}
 
 
 def test_dead_copies_count_by_their_share_and_each_instant_once():
@@ -246,10 +254,41 @@ def test_dead_copies_count_by_their_share_and_each_instant_once():
         (5, 1900, 2000, "dtoh", 400, True, 1),  # since 1800, when the copy before it ended
     )
     batches = pl.DataFrame({"batch_id": [0, 1], "end_ns": [1310, 2010], "service_ns": [330, 560]})
-    found = dead_copies(Made(migrated_parts=parts, batches=batches))
+    found = dead_copies(Made(migrated_parts=parts, batches=batches.with_columns(OWN)))
     assert (found.in_bytes, found.out_bytes) == (700, 800)
     assert found.busy_ns == 150 + (1600 - 1450) + (2000 - 1800)
+    assert found.waited_ns == found.busy_ns  # no kernel ran that could have gone on
     assert found.segments.rows() == [(VA, 2400, 1500)]
+
+
+def launches(*spans, grid=1):
+    rows = pl.DataFrame(spans, schema=("start_ns", "end_ns"), orient="row")
+    return rows.with_columns(OWN, name=pl.lit("k"), demangled=pl.lit("k"), grid=grid, block=1)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "waited"),
+    [
+        # Alone it takes 1000: the one with 200 of dead copies took 50 longer. 100 more lie beside kernels.
+        (launches((0, 1050), (2000, 3000)), 50 + 100),
+        # The quickest counts, and where the dead copies took less than that, they.
+        (launches((0, 1050), (2000, 3000), (3000, 3700)), 200 + 100),
+        # Shorter than alone: then it had less to do.
+        (launches((0, 1050), (2000, 3500)), 200 + 100),
+        # Never alone, or with another grid: nothing tells.
+        (launches((0, 1050)), 200 + 100),
+        (pl.concat([launches((0, 1050)), launches((2000, 3000), grid=2)]), 200 + 100),
+    ],
+)
+def test_a_kernel_waited_for_dead_copies_no_longer_than_it_took_more_than_alone(kernels, waited):
+    parts = moved(
+        (0, 100, 300, "htod", 400, True, 0),
+        (1, 1200, 1300, "htod", 400, True, 1),
+    )
+    batches = pl.DataFrame({"batch_id": [0, 1], "end_ns": [310, 1310], "service_ns": [220, 120]})
+    batches = batches.with_columns(OWN)
+    found = dead_copies(Made(migrated_parts=parts, batches=batches, kernels=kernels))
+    assert (found.busy_ns, found.waited_ns) == (300, waited)
 
 
 def test_dead_bytes_of_the_sample_are_those_that_the_model_knows():
@@ -282,8 +321,40 @@ def test_without_a_cache_nothing_that_moves_is_dead():
 def test_without_a_snapshot_only_evictions_leave_it_open(groups, is_known, words):
     rows = [{"direction": way, "cause": cause, "bytes": 1} for way, cause in groups]
     summary = {"migrations": {"n": len(rows), "groups": rows}}
-    (found,) = dead_traffic(Made(has_snapshot=False, summary=summary))
+    (found,) = dead_traffic(Made(has_snapshot=False, summary=summary, **PYTHON))
     assert (found.is_known, words in found.reason) == (is_known, True)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "name", "is_torch"),
+    [
+        ("processes", "name", "python3.12", True),
+        ("kernels", "demangled", "void at::native::vectorized_elementwise_kernel<4>(int)", True),
+        ("nvtx_ranges", "name", "aten::add", True),
+        ("processes", "name", "solver_python_free", False),
+        ("kernels", "demangled", "void flat::natively<c10>()", False),
+        ("nvtx_ranges", "name", "step", False),
+    ],
+)
+def test_of_pytorch_advice_speaks_only_where_something_hints_at_it(table, column, name, is_torch):
+    rows = [{"direction": "dtoh", "cause": "eviction", "bytes": 1}]
+    facts = Made(
+        has_snapshot=False,
+        summary={"migrations": {"n": 1, "groups": rows}},
+        **{
+            table: TABLES[table].empty().collect().clear(1).with_columns(pl.lit(name).alias(column))
+        },
+    )
+    for rule in (dead_traffic, fragmentation):
+        (found,) = rule(facts)
+        assert found.is_known != is_torch
+        assert ("snapshot" in found.reason) == is_torch
+
+
+def test_a_loop_of_cpp_gets_no_line_of_pytorch(said):
+    found = said(loop())
+    assert len(found.calls) == 1
+    assert found.calls[0].startswith("cudaMallocManaged(&p0, ")
 
 
 def test_a_snapshot_that_does_not_fit_is_no_all_clear():
@@ -364,7 +435,7 @@ def test_settings_are_named_only_where_they_help_and_never_expandable_segments_f
 
 
 def test_without_a_snapshot_or_its_history_fragments_are_not_known():
-    for facts in (Made(has_snapshot=False), Made()):
+    for facts in (Made(has_snapshot=False, **PYTHON), Made()):
         (found,) = fragmentation(facts)
         assert not found.is_known
 

@@ -36,8 +36,8 @@ PIECE = 64 * KIB
 FAR = 20 * MS
 """Between two rounds: too long for ping-pong in any window."""
 
-SERVICE = 90 * US
-"""A batch of :func:`rounds`, from its fault to its replay."""
+SERVICE = 92 * US
+"""A batch of :func:`rounds`: 90 us from its fault to its replay, and 2 us that the access may take."""
 
 PULL = 45 * US
 """The CPU's wait: 40 us from its fault to the end of the copy, and 5 us that the return may take."""
@@ -75,8 +75,14 @@ def ask(built):
     return asked
 
 
-def test_memory_that_kernel_and_cpu_read_in_turn_is_read_mostly(ask):
+def test_memory_that_a_kernel_reads_and_the_cpu_takes_is_read_mostly_if_nobody_writes(ask):
     (advice,) = ask(allocated(rounds(4), PIECE), read_mostly)
+    # Rows do not tell reads of the CPU from writes, and each write would throw all copies away.
+    assert advice.is_conditional
+    assert advice.title.endswith(", if neither the CPU nor a GPU writes it any more")
+    assert advice.gain.how.startswith("if neither the CPU nor a GPU writes it any more, ")
+    assert advice.finding.startswith("The CPU (mostly in `main`) and GPU 0 take")
+    assert advice.finding.endswith("Whether the CPU reads or writes is not recorded.")
     assert advice.rule == "read_mostly"
     assert (advice.target.va, advice.target.kernel) == (VA, "add")
     assert advice.title.startswith("Mark allocation 0 (64.00 KiB at 0x7f0000000000) as read-mostly")
@@ -85,6 +91,36 @@ def test_memory_that_kernel_and_cpu_read_in_turn_is_read_mostly(ask):
     assert values["taken from GPUs by page faults"] == (4 * PIECE, "derived")
     assert values["came back"] == (3 * PIECE, "derived")
     assert values["GPU fault rows that read"] == (4, "recorded")
+
+
+def fight(n=8, *, access=WRITE, apart=200 * US):
+    """Let two GPUs take the same 64 KiB from each other by turns."""
+    export = allocated(Export(), PIECE)
+    for i in range(n):
+        start, gpu = (i + 1) * apart, i % 2
+        export.add(GPU_FAULTS, gpu_fault(start, start + 100 * US, access=access, device=gpu))
+        moved = migration(start + 30 * US, start + 90 * US, PIECE, kind=DTOD, device=gpu)
+        export.add(MEMCPY, moved | {"srcDeviceId": 1 - gpu, "dstDeviceId": gpu})
+    return export
+
+
+def test_memory_that_two_gpus_read_in_turn_is_read_mostly_for_what_is_recorded(ask):
+    (advice,) = ask(fight(access=READ, apart=FAR), read_mostly)
+    assert not advice.is_conditional
+    assert advice.title.endswith(", if no GPU writes it any more")
+    assert "the CPU" not in advice.finding
+
+
+def test_the_gate_of_read_mostly_is_half_of_what_need_not_move(ask):
+    (advice,) = ask(allocated(rounds(4), PIECE), read_mostly)
+    # Of 8 copies, 4 each way, one has to be made.
+    assert advice.gate == "migrations.bytes>-43%"
+    (between,) = ask(fight(access=READ, apart=FAR), read_mostly)
+    assert between.gate == "migrations.bytes>-43%"
+    export = allocated(rounds(4), PIECE)
+    export.add(MEMCPY, migration(FAR // 2, FAR // 2 + MS, 64 * PIECE, VA + 32 * MIB))
+    (other,) = ask(allocated(export, 64 * PIECE, VA + 32 * MIB), read_mostly)
+    assert other.gate == "migrations.bytes>-4%"
 
 
 def test_the_gain_is_at_most_what_gpu_and_cpu_waited_for_it(ask):
@@ -159,7 +195,8 @@ def test_guessed_memory_is_named_by_its_address(ask):
     (advice,) = ask(rounds(4), read_mostly)
     assert advice.target.is_guessed
     assert "the memory (2.00 MiB at 0x7f0000000000)" in advice.title
-    assert advice.calls[0].startswith("cudaMemAdvise((void *)0x7f0000000000, 2097152, ")
+    assert advice.calls[0].startswith("cudaMemAdvise(p0, 2097152, cudaMemAdviseSetReadMostly, 0);")
+    assert "0x7f0000000000 in this run, guessed" in advice.calls[0]
 
 
 def test_names_of_a_trace_are_made_harmless(ask):
@@ -195,21 +232,35 @@ def test_an_allocation_that_bounces_as_a_whole_is_not_split(ask):
 
 
 def test_two_gpus_that_fight_keep_the_page_at_one_of_them(ask):
-    export = allocated(Export(), PIECE)
-    for i in range(8):
-        start, gpu = (i + 1) * 200 * US, i % 2
-        export.add(
-            GPU_FAULTS,
-            gpu_fault(start, start + 100 * US, access=WRITE, device=gpu),
-        )
-        moved = migration(start + 30 * US, start + 90 * US, PIECE, kind=DTOD, device=gpu)
-        export.add(MEMCPY, moved | {"srcDeviceId": 1 - gpu, "dstDeviceId": gpu})
-    (advice,) = ask(export, ping_pong)
+    (advice,) = ask(fight(), ping_pong)
     assert [(each.advice, each.device) for each in advice.changes] == [
         ("preferred_location", 0),
         ("accessed_by", 1),
     ]
     assert "between GPU 0 and GPU 1" in advice.finding
+    # One GPU maps another one's memory only with peer access; the CPU's it can map always.
+    assert "only with peer access" in advice.remedy
+    assert [line for line in advice.calls if line.startswith("// ")][:4] == [
+        "// or, without peer access:",
+        "// cudaMemAdvise(p0, 65536, cudaMemAdviseSetPreferredLocation, cudaCpuDeviceId);",
+        "// cudaMemAdvise(p0, 65536, cudaMemAdviseSetAccessedBy, 0);",
+        "// cudaMemAdvise(p0, 65536, cudaMemAdviseSetAccessedBy, 1);",
+    ]
+
+
+def test_what_bounces_with_the_cpu_needs_no_peer(ask):
+    (advice,) = ask(allocated(rounds(6, apart=400 * US, access=WRITE), PIECE), ping_pong)
+    assert "peer" not in advice.remedy + "".join(advice.calls)
+
+
+def test_the_gate_of_ping_pong_is_half_of_what_the_part_is_of_all_that_faults_brought(ask):
+    export = allocated(rounds(6, apart=400 * US, access=WRITE), PIECE)
+    far = VA + 32 * MIB
+    start = 50 * MS
+    export.add(MEMCPY, migration(start, start + MS, 36 * PIECE, far))
+    (advice,) = ask(allocated(export, 36 * PIECE, far), ping_pong)
+    # 12 of 48 pieces: each of the 6 rounds moves one there and one back.
+    assert advice.gate == "migrations.coherence_bytes>-12%"
 
 
 def test_cpu_naps_of_the_driver_count_as_waiting(ask):

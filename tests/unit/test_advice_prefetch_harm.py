@@ -88,8 +88,8 @@ def test_a_prefetch_that_pushes_out_what_faults_bring_back_is_to_be_left_out(ask
     (advice,) = ask(export)
     assert advice.target.va == VA
     assert advice.title.startswith("Leave out the prefetch of allocation 0")
-    # Twice 400 us of calls and 10 us up to the kernel; twice 4 batches of 100 us bring the other back.
-    assert advice.gain.ns == 2 * (410 + 400) * US
+    # Twice 400 us of calls and 10 us up to the kernel; twice 4 batches of 100 us bring the other back, and 2 us end it.
+    assert advice.gain.ns == 2 * (410 + 402) * US
     assert [change.kind for change in advice.changes] == ["no_prefetch"]
 
 
@@ -133,17 +133,63 @@ def test_a_prefetch_in_time_is_left_alone(ask):
     assert "in time" in silent.reason
 
 
-def test_calls_that_move_nothing_are_named_but_no_matter(ask):
-    export = start_of(N * BLOCK)
+def idle_calls(export, n, *, took):
+    """Calls without a copy, beside one with copies and a kernel that ends at 3 ms."""
     prefetch(export, MS)
-    for i in range(3):
-        at = 5 * MS + i * MS
-        export.add(RUNTIME, api_call(at, at + 20 * US, name=CALL, correlation=at))
     export.add(KERNEL, kernel(2 * MS, 3 * MS))
-    (advice,) = ask(export)
+    for i in range(n):
+        at = 3 * MS + i * MS
+        export.add(RUNTIME, api_call(at, at + took, name=CALL, correlation=at))
+    return export
+
+
+def test_calls_that_move_nothing_are_named_but_no_matter(ask):
+    (advice,) = ask(idle_calls(start_of(N * BLOCK), 3, took=50 * US))
     assert advice.level == "info"
     assert advice.title == "Look at 3 prefetch calls that moved nothing"
-    assert advice.gain.ns == 60 * US
+    assert advice.gain.ns == 150 * US
+
+
+@pytest.mark.parametrize(("n", "took"), [(1, 500 * US), (3, 5 * US)])
+def test_one_call_that_makes_pages_or_calls_that_take_no_time_are_not_worth_a_word(ask, n, took):
+    (said,) = ask(idle_calls(start_of(N * BLOCK), n, took=took))
+    assert isinstance(said, Silent)
+
+
+def test_what_is_evicted_and_comes_back_by_faults_is_not_said_to_push_out_others(ask):
+    export = start_of(N * BLOCK)
+    for at in (2 * MS, 4 * MS):
+        prefetch(export, at)
+        for i in range(N):
+            start = at + 410 * US + i * 20 * US
+            out = migration(
+                start, start + 15 * US, BLOCK, VA + i * BLOCK, kind=DTOH, cause=EVICTION
+            )
+            export.add(MEMCPY, out)
+        export.add(KERNEL, kernel(at + 405 * US, at + 500 * US, correlation=at + 1))
+        faulted(export, at + 600 * US, va=VA)
+    (advice,) = ask(export)
+    assert advice.title.endswith("it is evicted, and page faults bring it again")
+    assert "pushed" not in advice.finding
+    assert "16.00 MiB were evicted" in advice.finding
+
+
+def test_allocations_that_push_out_each_other_get_one_advice(ask):
+    export = start_of(N * BLOCK, N * BLOCK)
+    for at in (2 * MS, 6 * MS):
+        # The second call pushes out the first, and then the faults of each kernel what the other needs.
+        prefetch(export, at)
+        prefetch(export, at + 500 * US, va=OTHER, evicts=VA)
+        faulted(export, at + 1_000 * US, va=VA, evicts=OTHER)
+        faulted(export, at + 1_500 * US, va=OTHER, evicts=VA)
+    (advice,) = ask(export)
+    assert advice.title.endswith("each just ahead of the kernel that uses it, not all at once")
+    assert {target.va for target in advice.targets} == {VA, OTHER}
+    assert (
+        sorted(change.kind for change in advice.changes) == ["no_prefetch"] * 2 + ["prefetch"] * 2
+    )
+    # Each time 1 ms from the first call to the kernel, and 8 batches of 100 us that evict and bring back.
+    assert advice.gain.ns == pytest.approx(2 * (1_000 + 800) * US, rel=0.02)
 
 
 def test_a_program_without_prefetches_has_none_to_leave_out(ask):

@@ -156,7 +156,10 @@ def test_without_fault_rows_the_bound_says_that_it_is_reconstructed(ask):
 def test_without_allocations_addresses_are_given_as_guessed(ask):
     (advice,) = ask(waits(Export(), MS, 8))
     assert advice.target.is_guessed
-    assert f"cudaMemPrefetchAsync((void *)0x{VA:x}, {8 * MIB}, 0, stream);" in advice.calls
+    (line,) = [each for each in advice.calls if each.startswith("cudaMemPrefetchAsync")]
+    assert line.startswith(
+        f"cudaMemPrefetchAsync(p0, {8 * MIB}, 0, stream);  // p0: what lay at 0x{VA:x}"
+    )
 
 
 def test_without_kernels_which_of_them_waits_is_not_known(ask):
@@ -175,6 +178,52 @@ def test_a_kernel_that_waits_for_nothing_needs_no_prefetch(ask):
     (silent,) = ask(export)
     assert isinstance(silent, Silent)
     assert silent.is_known
+
+
+def test_the_gate_asks_for_half_of_what_the_kernel_is_of_all_waiting(ask):
+    export = waits(named(k1="first", k2="second"), MS, 6)
+    waits(export, 10 * MS, 18, OTHER, name=2)
+    allocated(export, 8 * MIB)
+    allocated(export, 32 * MIB, OTHER)
+    second, first = ask(export)
+    # Of 24 waits alike 18 and 6.
+    assert (second.gate, first.gate) == ("kernels.waiting_ns>-37%", "kernels.waiting_ns>-12%")
+
+
+def test_where_the_rate_of_the_link_is_not_known_no_copy_is_taken_off(ask):
+    export = allocated(Export(), 64 * MIB)
+    for i in range(6):
+        begin = MS + i * 100 * US
+        export.add(GPU_FAULTS, gpu_fault(begin, begin + 100 * US, VA + i * 64 * KIB))
+        small = migration(begin + 40 * US, begin + 50 * US, 64 * KIB, VA + i * 64 * KIB)
+        export.add(MEMCPY, small)
+    export.add(KERNEL, kernel(MS, MS + 600 * US))
+    (advice,) = ask(export)
+    assert advice.gain.ns == 600 * US
+    assert "less" not in advice.gain.how
+    assert not [each for each in advice.numbers if "copy" in each.label]
+
+
+def test_what_lies_in_no_allocation_is_told_apart(ask):
+    export = waits(waits(Export(), MS, 6), 10 * MS, 2, OTHER)
+    (advice,) = ask(allocated(export, 6 * MIB))
+    assert "brought 8.00 MiB that lay elsewhere, 6.00 MiB of it of this memory" in advice.finding
+
+
+def test_memory_that_bounces_is_no_target(ask):
+    export = waits(Export(), MS, 8)
+    for i in range(6):
+        begin = 5 * MS + i * 400 * US
+        export.add(GPU_FAULTS, gpu_fault(begin, begin + 100 * US, OTHER, access=WRITE))
+        export.add(MEMCPY, migration(begin + 40 * US, begin + 90 * US, 64 * KIB, OTHER))
+        export.add(CPU_FAULTS, cpu_fault(begin + 150 * US, OTHER))
+        out = migration(begin + 180 * US, begin + 200 * US, 64 * KIB, OTHER, kind=DTOH)
+        export.add(MEMCPY, out)
+    export.add(KERNEL, kernel(5 * MS, 8 * MS, correlation=2))
+    allocated(export, 8 * MIB)
+    allocated(export, 64 * KIB, OTHER)
+    (advice,) = ask(export)
+    assert [target.va for target in advice.targets] == [VA]
 
 
 def test_a_hostile_kernel_name_does_not_leave_its_line(ask):

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from exports import (
+    CPU_FAULTS,
+    DTOH,
+    GPU_FAULTS,
+    KERNEL,
+    KIB,
+    MEMCPY,
+    MEMORY,
+    MIB,
+    PREFETCH,
+    VA,
+    WRITE,
+    Export,
+    cpu_fault,
+    gpu_fault,
+    kernel,
+    memory_event,
+    migration,
+)
+
+import nsan
 from nsan.analysis.advisor.advice import Advice, Gain, Target
-from nsan.analysis.advisor.ranking import level_of, ranked
+from nsan.analysis.advisor.ranking import level_of, named, ranked
 from nsan.analysis.advisor.rules import RULES, Rule
 
 X, Y = Target("x", 0, 4096, 0x1000), Target("y", 1, 4096, 0x2000)
 
 
-def advice(rule, ns=None, *targets, level=None):
+def advice(rule, ns=None, *targets, level=None, conditional=False):
     gain = None if ns is None else Gain(ns, "derived", "how")
-    return Advice(rule, rule, "", (), (), "", (), targets, "", gain=gain, level=level)
+    return Advice(
+        rule, rule, "", (), (), "", (), targets, "",
+        gain=gain, level=level, is_conditional=conditional,
+    )  # fmt: skip
 
 
 def rule(name, *yields_to):
@@ -61,6 +86,32 @@ def test_advice_for_several_yields_only_where_all_of_them_are_taken():
     assert order(taken, rules) == ["b", "b"]
 
 
+def test_two_processes_use_the_same_addresses_for_different_memory():
+    rules = (rule("a", "b"), rule("b"))
+    one, two = (replace(X, allocation="", pid=pid) for pid in (1, 2))
+    assert order([advice("a", 900, two), advice("b", 100, one)], rules) == ["a", "b"]
+    assert order([advice("a", 900, one), advice("b", 100, one)], rules) == ["b"]
+
+
+def test_a_title_says_which_process_where_there_are_several():
+    found = advice("a", 900, replace(X, pid=7))
+    assert named(found, 1).title == "a"
+    assert named(found, 2).title == "a (process 7)"
+    assert named(advice("a", 900), 2).title == "a"
+
+
+def test_what_helps_only_under_a_condition_is_never_high_and_comes_after_its_level():
+    assert level_of(advice("a", 900, conditional=True), 1000) == "medium"
+    assert level_of(advice("a", 20, conditional=True), 1000) == "low"
+    found = [advice("a", 900, conditional=True), advice("b", 40), advice("c", 20)]
+    assert order(found) == ["b", "a", "c"]
+
+
+def test_nothing_yields_to_what_helps_only_under_a_condition():
+    found = [advice("a", 900, X), advice("b", 990, X, conditional=True)]
+    assert order(found, (rule("a", "b"), rule("b"))) == ["a", "b"]
+
+
 def test_nothing_yields_to_what_is_only_good_to_know():
     assert order([advice("a", 900, X), advice("b", 1, X)], (rule("a", "b"), rule("b"))) == [
         "a",
@@ -73,3 +124,34 @@ def test_rules_have_names_of_their_own_and_yield_to_rules_that_are_there():
     assert len(set(names)) == len(names)
     assert {name for each in RULES for name in each.yields_to} <= set(names)
     assert all(each.question.endswith("?") for each in RULES)
+
+
+def test_memory_that_bounces_in_one_process_hides_no_wait_of_another_at_the_same_address(built):
+    export = Export()
+    for i in range(30):
+        start = 1_000_000 + i * 200_000
+        export.add(GPU_FAULTS, gpu_fault(start, start + 60_000, access=WRITE, pid=1))
+        export.add(CPU_FAULTS, cpu_fault(start + 100_000, pid=1))
+        export.add(
+            MEMCPY,
+            migration(start + 20_000, start + 60_000, 64 * KIB, pid=1),
+            migration(start + 120_000, start + 150_000, 64 * KIB, kind=DTOH, pid=1),
+        )
+    for i in range(16):
+        start, va = 1_000_000 + i * 300_000, VA + i * 2 * MIB
+        export.add(GPU_FAULTS, gpu_fault(start, start + 260_000, va, pid=2))
+        export.add(
+            MEMCPY,
+            migration(start + 20_000, start + 60_000, 64 * KIB, va, pid=2),
+            migration(
+                start + 60_000, start + 80_000, 2 * MIB - 64 * KIB, va + 64 * KIB,
+                cause=PREFETCH, pid=2,
+            ),
+        )  # fmt: skip
+    for pid in (1, 2):
+        export.add(KERNEL, kernel(900_000, 8_000_000, pid=pid))
+        export.add(MEMORY, memory_event(100_000, VA, 32 * MIB, pid=pid))
+    found = nsan.advise(built(export)).advice
+    told = {(each.rule, each.target.pid) for each in found if each.level == "high"}
+    assert told == {("ping_pong", 1), ("prefetch_before_use", 2)}
+    assert all(each.title.endswith(f"(process {each.target.pid})") for each in found)

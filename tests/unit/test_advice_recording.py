@@ -25,6 +25,7 @@ from exports import (
 from nsan.analysis.advisor.advice import Silent
 from nsan.analysis.advisor.rules.recording import lost_rows, switches_missing
 from nsan.asking import Asked
+from nsan.schema import TABLES
 
 GPU_OFF = {"COLLECT_UVM_GPU_PAGE_FAULTS": "false"}
 ALL_OFF = {
@@ -38,7 +39,8 @@ ALL_OFF = {
 class Lossy:
     """Facts of a recording of 100 MiB and 100 ms in which rows are missing."""
 
-    def __init__(self, *holes, recorded=("gpu_faults", "cpu_faults"), health=()):
+    def __init__(self, *holes, recorded=("gpu_faults", "cpu_faults"), health=(), program="solve"):
+        self.program = program
         schema = {
             "lost_bytes": pl.Int64,
             "duration_ns": pl.Int64,
@@ -71,6 +73,16 @@ class Lossy:
 
     def is_recorded(self, kind):
         return kind in self.recorded
+
+    has_snapshot = False
+
+    def events(self, name):
+        found = TABLES[name].empty()
+        return (
+            found.collect().clear(1).with_columns(name=pl.lit(self.program)).lazy()
+            if name == "processes"
+            else found
+        )
 
 
 @pytest.mark.parametrize(
@@ -116,6 +128,12 @@ def test_the_line_that_records_less_turns_off_the_faults_that_were_recorded(reco
     off = {word for word in found.calls[0].split() if word.endswith("=false")}
     assert off == {f"--cuda-um-{kind[:3]}-page-faults=false" for kind in recorded}
     assert "--capture-range=cudaProfilerApi --capture-range-end=stop" in found.calls[0]
+
+
+@pytest.mark.parametrize(("program", "is_told"), [("python3", True), ("solve", False)])
+def test_the_profiler_of_pytorch_is_named_where_something_hints_at_pytorch(program, is_told):
+    (found,) = lost_rows(Lossy((MIB, 1_000_000, "certain", True), program=program))
+    assert any("torch.cuda.profiler" in line for line in found.calls) == is_told
 
 
 @pytest.mark.parametrize(("status", "is_known"), [("ok", True), ("unknown", False), (None, False)])

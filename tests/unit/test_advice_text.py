@@ -14,7 +14,7 @@ import pytest
 from nsan.advice_document import COLUMNS, Answer, advice_document, table_rows
 from nsan.advice_pages import Look, text_of
 from nsan.advice_text import gain_words, number_words
-from nsan.advising import Advised
+from nsan.advising import NOTHING, Advised
 from nsan.analysis.advisor.advice import Advice, Gain, Number, Rows, Silent, Target
 from nsan.contract_advice import ADVICE_KEYS
 from nsan.contract_keys import keys_in
@@ -92,8 +92,8 @@ def tried(*found):
         (BOUND, "at most 12.300 ms of 40.000 ms (31%)"),
         (Gain(9_000_000, "modelled", "", 500_000), "about 9.000 ms +- 500.000 us of 40.000 ms (22%)"),
         (Gain(-9_000_000, "modelled", "", 500_000), "costs 9.000 ms +- 500.000 us of 40.000 ms (22%)"),
-        (Gain(9_000, "modelled", "", 9_000), "nothing that chance could not make (9.000 us +- 9.000 us)"),
-        (Gain(-3_000, "modelled", "", 9_000), "nothing that chance could not make (-3.000 us +- 9.000 us)"),
+        (Gain(9_000, "modelled", "", 9_000), "no gain beyond chance (9.000 us +- 9.000 us)"),
+        (Gain(-3_000, "modelled", "", 9_000), "no gain beyond chance (-3.000 us +- 9.000 us)"),
     ],
 )  # fmt: skip
 def test_a_gain_is_a_bound_a_figure_with_its_error_a_cost_or_nothing(gain, text):
@@ -102,6 +102,7 @@ def test_a_gain_is_a_bound_a_figure_with_its_error_a_cost_or_nothing(gain, text)
 
 def test_a_gain_of_a_run_of_unknown_length_has_no_share():
     assert gain_words(BOUND, 0) == "at most 12.300 ms"
+    assert gain_words(BOUND, 9_000_000) == "at most 12.300 ms"  # of kernels alone, not of the run
 
 
 def test_figures_are_written_by_their_unit():
@@ -175,6 +176,17 @@ def test_columns_without_room_are_counted():
     assert "1 more column (--json)" in narrow
 
 
+def test_a_long_name_is_cut_and_hides_no_other_column():
+    rows = Rows("faults_by_allocation", ROWS.frame.with_columns(name=pl.lit("template<" * 30)))
+    text = said(Advice(**{**PREFETCH.__dict__, "rows": (rows,)}), verbose=True)
+    assert text.count("template<") < 9 * 5
+    assert text.count("4.00 MiB") == 5
+    assert "0x00007f0000000000" in text
+    assert "more column" not in text
+    narrow = said(Advice(**{**PREFETCH.__dict__, "rows": (rows,)}), verbose=True, width=20)
+    assert "\n   Name\n" in narrow  # the first column stays, whatever room there is
+
+
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 110])
 def test_sentences_fit_the_terminal_and_lines_of_code_stay_whole(width):
     lines = said(PREFETCH, width=width, what_if=tried(Tried(reason="It is none."))).splitlines()
@@ -198,7 +210,21 @@ def test_gains_that_may_overlap_say_so():
 
 def test_a_part_and_a_modelled_trace_say_what_they_are():
     assert "The part that was asked for takes 40.000 ms" in said(windows_ns=[[0, 1]])
-    assert "every figure is the model's" in said(source_kind="nsan-model")
+    text = " ".join(said(source_kind="nsan-model").split())
+    assert "every row is the model's, and so is every figure" in text
+
+
+def test_a_bound_of_a_modelled_trace_is_derived_from_modelled_rows():
+    assert "(31%), derived: time in which" in said(PREFETCH)
+    text = " ".join(said(PREFETCH, source_kind="nsan-model").split())
+    assert "(31%), derived from modelled rows: time in which" in text
+
+
+def test_of_a_part_without_an_event_it_says_only_that():
+    nothing = [Silent(rule, f"{NOTHING[0].upper()}{NOTHING[1:]}.", is_known=False) for rule in "ab"]
+    assert said(silent=nothing, duration_ns=None) == (
+        "run.sqlite: no event is in the part that was asked for\n"
+    )
 
 
 def test_where_only_kernels_have_times_they_stand_for_the_run():
@@ -287,6 +313,7 @@ def test_the_document_holds_each_number_with_unit_and_kind():
     }  # fmt: skip
     assert found["targets"] == [
         {
+            "pid": None,
             "allocation": "x",
             "allocation_id": 0,
             "va": "0x00007f0000000000",

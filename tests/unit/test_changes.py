@@ -219,6 +219,17 @@ def test_advice_stands_before_the_first_launch_that_uses_the_memory():
         with_advice(program(X, FILL_X), Spot(0), "read_mostly")
 
 
+def test_what_needs_peer_access_is_not_tried():
+    spot = Spot(0)
+    at_gpu = with_advice(BOTH, spot, "preferred_location", 1)
+    with pytest.raises(ChangeError, match="needs peer access"):
+        with_advice(at_gpu, spot, "accessed_by", 0)
+    # Its own memory, that of another array, and the CPU's are mapped without.
+    assert with_advice(at_gpu, spot, "accessed_by", 1)
+    assert with_advice(at_gpu, Spot(1), "accessed_by", 0)
+    assert with_advice(with_advice(BOTH, spot, "preferred_location", CPU), spot, "accessed_by", 0)
+
+
 def test_each_allocation_of_a_name_gets_its_own_advice():
     step = (Allocate("t", 2 * MIB), Launch(kernel("use", "t")), Synchronize(), Free("t"))
     found = with_advice(program(*step, *step), Spot(), "read_mostly").operations

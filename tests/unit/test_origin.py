@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,14 @@ from nsan.model.access import Matrix, Random, Stencil, Stream, Zipf
 from nsan.model.hints import Hint
 from nsan.model.making import Recipe, is_whole, make
 from nsan.model.nsys_export import ExportOptions
-from nsan.model.origin import Built, Trained, origin_of, program_of, program_text
+from nsan.model.origin import (
+    MOST_OPERATIONS,
+    Built,
+    Trained,
+    origin_of,
+    program_of,
+    program_text,
+)
 from nsan.model.program import (
     Allocate,
     Copy,
@@ -234,6 +242,7 @@ def test_what_another_version_made_is_not_known(tmp_path):
     [
         ("", "cannot be read"),
         ("[]", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
         ("{}", "does not say which program"),
         ('{"origin": {"workload": "stream"}}', "cannot be read"),
         ('{"origin": 5, "settings": {}, "style": {}, "export": {}}', "cannot be read"),
@@ -244,6 +253,39 @@ def test_a_model_json_that_does_not_tell_gets_a_reason(tmp_path, text, said):
     (tmp_path / "model.json").write_text(text)
     with pytest.raises(RecipeUnknownError, match=said):
         recipe_of(tmp_path / "trace.sqlite")
+
+
+def nested(folder):
+    (folder / "program.json").write_text("[" * 100_000)
+
+
+def piped(folder):
+    (folder / "program.json").unlink()
+    os.mkfifo(folder / "program.json")
+
+
+def endless(folder):
+    text = json.loads((folder / "program.json").read_text())
+    (folder / "program.json").write_text(json.dumps({**text, "order": [0] * (MOST_OPERATIONS + 1)}))
+
+
+@pytest.mark.parametrize("spoil", [nested, piped, endless])
+def test_a_program_that_would_crash_hang_or_never_end_is_refused(tmp_path, spoil):
+    make(Recipe(SMALL), tmp_path / "small")
+    spoil(tmp_path / "small")
+    with pytest.raises(RecipeUnknownError, match="cannot be read"):
+        recipe_of(tmp_path / "small")
+
+
+def test_a_pipe_in_the_place_of_model_json_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.json")
+    with pytest.raises(RecipeUnknownError, match="cannot be read"):
+        recipe_of(tmp_path / "trace.sqlite")
+
+
+def test_a_program_too_long_to_be_read_is_not_written(monkeypatch):
+    monkeypatch.setattr("nsan.model.origin.MOST_OPERATIONS", 2)
+    assert program_text(SMALL) is None
 
 
 def test_a_trace_alone_has_no_recipe(tmp_path):

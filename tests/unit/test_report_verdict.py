@@ -71,7 +71,7 @@ def test_oversubscription_is_told_with_what_the_model_evicted_and_fetched_again(
     assert "at most 1.50 times the room" in said  # as the sample was made
     helps = line("oversubscribed_sweep", "What may help:")
     assert helps.startswith("Make allocation 0 (48.00 MiB at 0x7f0000000000) fit into GPU memory")
-    assert "Prefetch" not in helps
+    assert "before `scale`" not in helps  # a prefetch makes no room
 
 
 def test_the_wait_of_a_kernel_is_the_union_of_the_models_batches():

@@ -5,6 +5,7 @@ A rule that has nothing to advise says why it is silent: that a trace is clean i
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
@@ -19,6 +20,108 @@ if TYPE_CHECKING:
 Level = Literal["high", "medium", "low", "info"]
 LEVELS: Final[tuple[str, ...]] = get_args(Level)
 """How much an advice is worth, most first; of "info" nothing has to be done."""
+
+
+_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_WORDS: Final = frozenset(
+    [
+        "alignas",
+        "alignof",
+        "and",
+        "and_eq",
+        "asm",
+        "auto",
+        "bitand",
+        "bitor",
+        "bool",
+        "break",
+        "case",
+        "catch",
+        "char",
+        "char16_t",
+        "char32_t",
+        "char8_t",
+        "class",
+        "co_await",
+        "co_return",
+        "co_yield",
+        "compl",
+        "concept",
+        "const",
+        "const_cast",
+        "consteval",
+        "constexpr",
+        "constinit",
+        "continue",
+        "decltype",
+        "default",
+        "delete",
+        "do",
+        "double",
+        "dynamic_cast",
+        "else",
+        "enum",
+        "explicit",
+        "export",
+        "extern",
+        "false",
+        "float",
+        "for",
+        "friend",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "mutable",
+        "namespace",
+        "new",
+        "noexcept",
+        "not",
+        "not_eq",
+        "nullptr",
+        "operator",
+        "or",
+        "or_eq",
+        "private",
+        "protected",
+        "public",
+        "register",
+        "reinterpret_cast",
+        "requires",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "static_assert",
+        "static_cast",
+        "struct",
+        "switch",
+        "template",
+        "this",
+        "thread_local",
+        "throw",
+        "true",
+        "try",
+        "typedef",
+        "typeid",
+        "typename",
+        "union",
+        "unsigned",
+        "using",
+        "virtual",
+        "void",
+        "volatile",
+        "wchar_t",
+        "while",
+        "xor",
+        "xor_eq",
+        "device",
+        "stream",
+    ]
+)
+"""Words that name no variable in a line of ours: those of C++, and those that stand for something else there."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +186,8 @@ class Target:
         Name of a kernel, as the trace has it; "" if it is about none.
     is_guessed : bool
         Its bounds were guessed from addresses, as allocations were not recorded.
+    pid : int, optional
+        Its process: two of them have the same addresses.
     """
 
     allocation: str = ""
@@ -91,6 +196,7 @@ class Target:
     va: int | None = None
     kernel: str = ""
     is_guessed: bool = False
+    pid: int | None = None
 
     @property
     def label(self) -> str:
@@ -106,8 +212,8 @@ class Target:
 
     @property
     def pointer(self) -> str:
-        """Name it in a line of code: its own name, or ``p2`` for allocation 2."""
-        if self.allocation.isidentifier():
+        """Name it in a line of C++: its own name where that is one, or ``p2`` for allocation 2."""
+        if _NAME.fullmatch(self.allocation) and self.allocation not in _WORDS:
             return self.allocation
         return "p" if self.allocation_id is None else f"p{self.allocation_id}"
 
@@ -200,6 +306,9 @@ class Advice:
         What it may save; None where no number can be given, and then ``level`` is stated.
     level : str, optional
         Of an advice without a gain in time; else it follows from the gain.
+    is_conditional : bool
+        It helps only under a condition that the trace does not show, and may cost time without: the title says it.
+        Such advice is never "high", makes no other moot, and comes after others of its level.
     changes : tuple of Change
         The remedy for the driver model; empty if it cannot be tried there.
     """
@@ -216,6 +325,7 @@ class Advice:
     gate: str = ""
     gain: Gain | None = None
     level: Level | None = None
+    is_conditional: bool = False
     changes: tuple[Change, ...] = ()
 
     @property

@@ -10,10 +10,16 @@ from nsan.units import counted
 if TYPE_CHECKING:
     from nsan.analysis.advisor.advice import Target
 
-PREFETCH_NOTE: Final = "From CUDA 13 on, the third argument is a cudaMemLocation."
-"""What differs in a newer CUDA, for a comment beside the calls."""
+PREFETCH_NOTE: Final = (
+    "CUDA 13: (p, bytes, {cudaMemLocationTypeDevice, 0}, 0, stream) for GPU 0, and "
+    "(p, bytes, {cudaMemLocationTypeHost, 0}, 0, stream) for the CPU."
+)
+"""What differs in a newer CUDA, for a comment beside the calls: a place in braces, then flags."""
 
-ADVISE_NOTE: Final = "// From CUDA 13 on, the last argument of cudaMemAdvise is a cudaMemLocation."
+ADVISE_NOTE: Final = (
+    "// CUDA 13: the last argument of cudaMemAdvise is {cudaMemLocationTypeDevice, 0} for GPU 0, and "
+    "{cudaMemLocationTypeHost, 0} for the CPU."
+)
 """The same for advice."""
 
 _MOST: Final = 8
@@ -38,11 +44,27 @@ def address_of(target: Target, offset_bytes: int = 0) -> str:
     Returns
     -------
     str
-        As "p2", or "(char *)p2 + 65536"; a number where bounds were guessed, for no pointer is known.
+        As "p2", or "(char *)p2 + 65536". Addresses are those of one run, so they are no expression.
     """
-    if target.is_guessed and target.va is not None:
-        return f"(void *)0x{target.va + offset_bytes:x}"
     return f"(char *){target.pointer} + {offset_bytes}" if offset_bytes else target.pointer
+
+
+def guess_note(target: Target) -> str:
+    """Say in a comment which memory a pointer stands for, where that was guessed from addresses.
+
+    Parameters
+    ----------
+    target : Target
+        The memory.
+
+    Returns
+    -------
+    str
+        To append to a line; "" where the allocation is known.
+    """
+    if not target.is_guessed or target.va is None:
+        return ""
+    return f"  // {target.pointer}: what lay at 0x{target.va:x} in this run, guessed from addresses; may be several arrays"
 
 
 def prefetch_calls(
@@ -66,7 +88,7 @@ def prefetch_calls(
     """
     where = "cudaCpuDeviceId" if device == -1 else "device" if device is None else str(device)
     lines = [
-        f"cudaMemPrefetchAsync({address_of(target, offset)}, {n_bytes}, {where}, {stream});"
+        f"cudaMemPrefetchAsync({address_of(target, offset)}, {n_bytes}, {where}, {stream});{guess_note(target)}"
         for target, offset, n_bytes in parts[:_MOST]
     ]
     more = len(parts) - len(lines)
@@ -103,5 +125,6 @@ def advise_calls(
     size = target.bytes if n_bytes is None else n_bytes
     return tuple(
         f"cudaMemAdvise({place}, {size}, {_ADVICE[what]}, {'cudaCpuDeviceId' if device == -1 else device});"
+        f"{guess_note(target)}"
         for what, device in advice
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from nsan.analysis.intervals import union
+from nsan.analysis.intervals import overlap, subtraction, union
 
 if TYPE_CHECKING:
     from nsan.analysis.advisor.facts import Facts
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _GPU: Final = ("pid", "device_id")
 _LENGTH: Final = pl.col("end_ns") - pl.col("start_ns")
 _IS_OUT: Final = pl.col("direction") == "dtoh"
+_SAME_WORK: Final = (*_GPU, "name", "demangled", "grid", "block")
+"""Launches that are alike in this are taken to need the same time by themselves."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,9 @@ class Dead:
         Into GPUs, and out of them.
     busy_ns : int
         At most so long the driver copied them, and did what evicting them takes. Each instant counts once.
+    waited_ns : int
+        At most so much of that held anything up: of a kernel no more than it took longer than the same kernel
+        without a page fault.
     segments : DataFrame
         ``segment_va``, ``bytes`` (dead) and ``all_bytes`` (moved): where they were, most first.
     is_private : bool
@@ -36,6 +41,7 @@ class Dead:
     in_bytes: int
     out_bytes: int
     busy_ns: int
+    waited_ns: int
     segments: pl.DataFrame
     is_private: bool
 
@@ -64,12 +70,13 @@ def dead_copies(facts: Facts) -> Dead:
         .collect()
     )
     found = _copies(facts)
-    times = union(found.lazy().select("start_ns", "end_ns")).select(_LENGTH.sum())
+    busy_ns = _length_ns(union(found.lazy().select("start_ns", "end_ns")))
     is_in = found["direction"] != "dtoh"
     return Dead(
         in_bytes=int(found.filter(is_in)["bytes"].sum()),
         out_bytes=int(found.filter(~is_in)["bytes"].sum()),
-        busy_ns=int(times.collect().item()),
+        busy_ns=busy_ns,
+        waited_ns=min(busy_ns, _waited_ns(facts, union(found.lazy(), by=_GPU))),
         segments=segments,
         is_private=_is_private(facts, segments),
     )
@@ -102,9 +109,40 @@ def _copies(facts: Facts) -> pl.DataFrame:
         .join(service, on="batch_id", how="left", maintain_order="left")
         .with_columns(start_ns=start)
         .with_columns(end_ns=pl.col("start_ns") + (_LENGTH * share).cast(pl.Int64))
-        .select("direction", "start_ns", "end_ns", "bytes")
+        .select(*_GPU, "direction", "start_ns", "end_ns", "bytes")
         .collect()
     )
+
+
+def _length_ns(spans: pl.LazyFrame) -> int:
+    return int(spans.select(_LENGTH.sum()).collect().item())
+
+
+def _waited_ns(facts: Facts, spans: pl.LazyFrame) -> int:
+    """Say how much of some time of GPUs can have held anything up, summed over GPUs.
+
+    A kernel that computes beside the copies does not wait all of their time. How long it takes by itself shows
+    in a launch of the same work that no batch and no copy fell into; where there is none, all of it counts.
+    """
+    service = facts.lazy("batches").select(
+        *_GPU, "end_ns", start_ns=pl.col("end_ns") - pl.col("service_ns")
+    )
+    copies = facts.lazy("migrated_parts").select(*_GPU, "end_ns", "start_ns")
+    busy = union(pl.concat([service, copies]), by=_GPU)
+    kernels = facts.events("kernels").select(*_SAME_WORK, "start_ns", "end_ns")
+    kernels = kernels.drop_nulls(("start_ns", "end_ns"))
+    quiet = pl.col("overlap_ns") == 0
+    alone = overlap(kernels, busy, by=_GPU).filter(quiet).group_by(_SAME_WORK)
+    longer = _LENGTH - pl.col("alone_ns")
+    most = pl.when(longer > 0).then(pl.min_horizontal("overlap_ns", longer)).otherwise("overlap_ns")
+    within = (
+        overlap(kernels, spans, by=_GPU)
+        .filter(pl.col("overlap_ns") > 0)
+        .join(alone.agg(alone_ns=_LENGTH.min()), on=_SAME_WORK, how="left", nulls_equal=True)
+        .select(most.sum())
+    )
+    beside = subtraction(spans, union(kernels, by=_GPU), by=_GPU)
+    return _length_ns(beside) + int(within.collect().item())
 
 
 def _is_private(facts: Facts, segments: pl.DataFrame) -> bool:

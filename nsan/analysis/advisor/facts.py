@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import polars as pl
+
 from nsan.analysis.advisor.advice import Number, Target
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from nsan.analysis.result import Kind
 
 FAULTS: Final = ("coherence", "prefetch")
 """Causes of what page faults brought: the pages themselves, and what the driver's prefetcher added."""
+
+_TORCH: Final = {
+    "processes": ("name", r"(?i)^(python|pypy|ipython|torchrun)"),
+    "kernels": ("demangled", r"\bat::native\b|\bc10::"),
+    "nvtx_ranges": ("name", r"^aten::|(?i)torch"),
+}
+"""What PyTorch leaves in a trace: by table the column, and what stands in it."""
 
 
 class Facts(Protocol):
@@ -72,6 +79,27 @@ def is_modelled(facts: Facts) -> bool:
     return bool(facts.summary["source_kind"] == "nsan-model")
 
 
+def hints_at_torch(facts: Facts) -> bool:
+    """Say whether anything hints at PyTorch: a snapshot, Python, its kernels or its ranges.
+
+    Parameters
+    ----------
+    facts : Facts
+        A trace.
+
+    Returns
+    -------
+    bool
+        Where nothing does, advice about PyTorch is of no use to anybody.
+    """
+    if facts.has_snapshot:
+        return True
+    return any(
+        facts.events(table).select(pl.col(name).str.contains(words).any()).collect().item()
+        for table, (name, words) in _TORCH.items()
+    )
+
+
 def number(facts: Facts, label: str, value: float, unit: str, kind: Kind = "derived") -> Number:
     """Note a figure; of a modelled trace every figure is modelled.
 
@@ -121,13 +149,35 @@ def moved_bytes(facts: Facts, direction: str, *causes: str) -> int:
     )
 
 
+def gate_of(figure: str, part: float | None, whole: float | None) -> str:
+    """Write a gate that holds if an advice takes away at least half of what it is about.
+
+    Parameters
+    ----------
+    figure : str
+        Of :mod:`nsan.comparing.figures`.
+    part, whole : float, optional
+        How much of the figure the advice is about, and the figure of the run.
+
+    Returns
+    -------
+    str
+        As "migrations.bytes>-34%": half the share that the part is of the whole, rounded towards 0. "" where that is
+        nothing, or not known: then no change of the figure tells.
+    """
+    if not part or not whole:
+        return ""
+    percent = int(50 * min(part / whole, 1.0))
+    return f"{figure}>-{percent}%" if percent else ""
+
+
 def target_of(row: Mapping[str, Any], kernel: str = "") -> Target:
     """Point at an allocation, and perhaps at a kernel.
 
     Parameters
     ----------
     row : mapping
-        Of ``faults_by_allocation``: part, allocation_id, name, bytes and va.
+        Of ``faults_by_allocation``: part, allocation_id, name, bytes and va, and where it is known pid.
     kernel : str
         Name of a kernel.
 
@@ -139,5 +189,11 @@ def target_of(row: Mapping[str, Any], kernel: str = "") -> Target:
     unnamed = row["name"] == f"0x{row['va'] or 0:x}, {row['bytes']} byte"
     name = "" if unnamed or row["name"] is None else str(row["name"])
     return Target(
-        name, row["allocation_id"], row["bytes"], row["va"], kernel, row["part"] == "guessed"
+        allocation=name,
+        allocation_id=row["allocation_id"],
+        bytes=row["bytes"],
+        va=row["va"],
+        kernel=kernel,
+        is_guessed=row["part"] == "guessed",
+        pid=row.get("pid"),
     )

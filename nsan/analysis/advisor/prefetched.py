@@ -144,12 +144,25 @@ def prefetched(facts: Facts) -> list[Prefetched]:
         allocation = allocations.filter(pl.col("allocation_id") == mine["key"][0]).row(
             0, named=True
         )
-        found.append(Prefetched(allocation, row, mine, _idle_ns(facts, mine)))
+        found.append(Prefetched(allocation, row, mine, length_ns(idle_spans(facts, mine))))
     return sorted(found, key=lambda each: (-each.idle_ns, each.allocation["allocation_id"]))
 
 
-def _idle_ns(facts: Facts, calls: pl.DataFrame) -> int:
-    """Measure when nothing but prefetches kept a GPU: from the call, or the end of work, to the next work."""
+def idle_spans(facts: Facts, calls: pl.DataFrame) -> pl.LazyFrame:
+    """List when nothing but prefetches kept a GPU: from the call, or the end of work, to the next work.
+
+    Parameters
+    ----------
+    facts : Facts
+        A trace.
+    calls : DataFrame
+        Rows of ``user_prefetches``.
+
+    Returns
+    -------
+    LazyFrame
+        ``pid``, ``device_id``, ``start_ns``, ``end_ns``: they do not overlap.
+    """
     work = pl.concat(
         facts.events(name).select(*KEYS, "start_ns", "end_ns")
         for name in ("kernels", "copies", "memsets")
@@ -159,8 +172,24 @@ def _idle_ns(facts: Facts, calls: pl.DataFrame) -> int:
     waiting = nearest(
         begun, after, on=("end_ns", "_next_ns"), by=KEYS, forward=True, tolerance_ns=_SOON_NS
     ).select(*KEYS, "start_ns", end_ns=pl.coalesce("_next_ns", "end_ns"))
-    idle = union(subtraction(waiting, work, by=KEYS))
-    return int(idle.select((pl.col("end_ns") - pl.col("start_ns")).sum()).collect().item())
+    return union(subtraction(waiting, work, by=KEYS), by=KEYS)
+
+
+def length_ns(spans: pl.LazyFrame) -> int:
+    """Measure wall time: each instant once.
+
+    Parameters
+    ----------
+    spans : LazyFrame
+        ``start_ns`` and ``end_ns``.
+
+    Returns
+    -------
+    int
+        Nanoseconds.
+    """
+    whole = union(spans.select("start_ns", "end_ns"))
+    return int(whole.select((pl.col("end_ns") - pl.col("start_ns")).sum()).collect().item())
 
 
 def pushed_out(facts: Facts, found: Prefetched) -> PushedOut:

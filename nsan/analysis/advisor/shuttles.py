@@ -10,6 +10,7 @@ import polars as pl
 from nsan.analysis.advisor.facts import moved_bytes
 from nsan.analysis.advisor.waits import BY_FAULT, Part, copies_of
 from nsan.analysis.nearest import nearest
+from nsan.text import shortened
 from nsan.uvm.constants import BIG_PAGE_BYTES, VA_BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class Shuttle:
         """Say who moves it to and fro, in words."""
         gpus = [f"GPU {gpu}" for gpu in self.gpus]
         return " and ".join([cpu, *gpus] if self.by_cpu else gpus)
+
+    @property
+    def spared_bytes(self) -> int:
+        """What moves no more if each processor gets it once."""
+        return self.back_bytes + int(self.row["out_coherence_bytes"] or 0)
 
     @property
     def most_moves(self) -> int:
@@ -211,6 +217,27 @@ def _runs(facts: Facts, part: Part, *, is_read_only: bool) -> tuple[pl.DataFrame
     return (slow, {"window_ns": str(_RELAXED_NS)}) if is_small else (found, {})
 
 
+def cpu_side(facts: Facts, part: Part) -> str:
+    """Name the function of the CPU side that faults in a part most.
+
+    Parameters
+    ----------
+    facts : Facts
+        A trace.
+    part : Part
+        Memory.
+
+    Returns
+    -------
+    str
+        As " (mostly in `main`)"; "" where it is not known.
+    """
+    faults = facts.events("cpu_faults").filter(part.holds(1), pl.col("function").is_not_null())
+    most = faults.group_by("function").len().sort("len", "function", descending=[True, False])
+    names = most.head(1).collect()["function"]
+    return f" (mostly in `{shortened(names[0], 60)}`)" if len(names) else ""
+
+
 def thinly_evicted(facts: Facts) -> list[dict[str, Any]]:
     """Find allocations of whose VA blocks evictions take less than half on average, while what is evicted comes back.
 
@@ -226,7 +253,7 @@ def thinly_evicted(facts: Facts) -> list[dict[str, Any]]:
     -------
     list of dict
         Rows of ``faults_by_allocation``, most evictions first, with ``n_evictions``, ``evictions_fraction`` (of all
-        evictions of its process), ``mean_bytes`` of one, and ``gpus`` that evicted it. Only evictions of VA blocks that lie wholly in the
+        evictions of its process), ``mean_bytes`` of one, ``refaulted_bytes``, and ``gpus`` that evicted it. Only evictions of VA blocks that lie wholly in the
         allocation count.
     """
     if not moved_bytes(facts, "dtoh", "eviction"):
@@ -259,6 +286,7 @@ def _evictions_of(allocations: pl.DataFrame, blocks: pl.DataFrame) -> pl.DataFra
         "device_id",
         "n_evictions",
         "evicted_bytes",
+        "refaulted_bytes",
         share=pl.col("n_evictions") / all_of_it,
         block=pl.col("va_block").cast(pl.Int64),
     )
@@ -270,6 +298,7 @@ def _evictions_of(allocations: pl.DataFrame, blocks: pl.DataFrame) -> pl.DataFra
             pl.col("n_evictions").sum(),
             evictions_fraction=pl.col("share").sum(),
             gpus=pl.col("device_id").drop_nulls().unique().sort(),
+            refaulted_bytes=pl.col("refaulted_bytes").sum(),
             mean_bytes=pl.col("evicted_bytes").sum() / pl.col("n_evictions").sum(),
         )
         .collect()

@@ -40,6 +40,9 @@ _CPU_RETURN_NS: Final = 5_000
 _CPU_FAULT_NS: Final = 2_000_000
 """A CPU fault and a copy farther apart belong to different faults."""
 
+_GPU_RETURN_NS: Final = 2_000
+"""From an access to the time of its fault, and from the end of the replay until the access is done: no row tells it."""
+
 _NAP_NS: Final = 600_000
 """How long the driver keeps a bouncing page from the CPU, at most: 500 us (domain.md C.5), and the way back."""
 
@@ -228,17 +231,31 @@ def refault_waits(facts: Facts) -> pl.LazyFrame:
     Returns
     -------
     LazyFrame
-        Batches, as of :func:`services`; and the copies of prefetch calls that brought evicted pages back.
+        Batches, as of :func:`services`; and copies of prefetch calls that brought evicted pages back, or for which pages
+        were evicted, each with what the driver did for it before: at most 0.2 ms, and since the copy before.
     """
     back = facts.lazy("refaults").filter("is_same_device")
     evicted = facts.lazy("evictions").select(*KEYS, "end_ns")
-    moved = pl.concat([evicted, back.select(*KEYS, end_ns="time_ns")])
+    moved = pl.concat([evicted, back.select(*KEYS, end_ns="time_ns")]).unique()
     batches = batches_of(services(facts), moved)
-    asked = back.filter(~pl.col("is_by_fault")).select(*KEYS, end_ns="time_ns").unique()
-    pushes = facts.lazy("pushes").select(*KEYS, "va", "start_ns", "end_ns")
-    own = pushes.join(asked, on=[*KEYS, "end_ns"], how="semi", nulls_equal=True)
-    columns = batches.collect_schema().names()
-    return pl.concat([batches, own.with_columns(is_row=pl.lit(value=True)).select(columns)])
+    before = pl.col("end_ns").shift(1).over(KEYS, order_by="end_ns")
+    pushes = facts.lazy("pushes").select(
+        *KEYS,
+        "va",
+        "end_ns",
+        start_ns=pl.max_horizontal(before, pl.col("start_ns") - _LEAD_NS),
+        is_row=pl.lit(value=False),
+    )
+    begun = pl.coalesce("call_start_ns", pl.col("start_ns") - _LEAD_NS)
+    calls = facts.lazy("user_prefetches").select(*KEYS, _call_ns=begun, _until_ns="end_ns")
+    asked = nearest(
+        pushes.join(moved, on=[*KEYS, "end_ns"], how="semi", nulls_equal=True),
+        calls.drop_nulls(["_call_ns", "_until_ns"]),
+        on=("end_ns", "_call_ns"),
+        by=KEYS,
+    ).filter(pl.col("end_ns") <= pl.col("_until_ns"))
+    own = asked.with_columns(start_ns=pl.max_horizontal("start_ns", "_call_ns"))
+    return pl.concat([batches, own.select(batches.collect_schema().names())])
 
 
 @dataclass(frozen=True)
@@ -289,6 +306,8 @@ def waited(facts: Facts, gpu: pl.LazyFrame, cpu: pl.LazyFrame | None = None) -> 
     is_told = (served["is_row"].all() or served.is_empty()) and (
         pulled.is_empty() or facts.is_recorded("cpu_faults")
     )
+    ends = pl.col("end_ns") + pl.when("is_row").then(_GPU_RETURN_NS).otherwise(0)
+    served = served.with_columns(ends)
     parts = [each.select("start_ns", "end_ns").lazy() for each in (served, pulled)]
     return Waited(
         ns=_length_ns(pl.concat(parts)),

@@ -78,8 +78,11 @@ def predictions(events: Events, part: Part) -> tuple[pl.DataFrame, pl.DataFrame,
     wrong = (~exact).nonzero()[0]
     extra[wrong] &= ~_most(here[wrong], hit[wrong], maybe[wrong])
     missing = comes & ~maybe & ~moved
-    missing[fought(events, part)[at]] = 0
-    findings = _mismatches(events, part, at, exact, (extra, missing))
+    # The driver brings nothing along to pages that bounce.
+    bounces = fought(events, part)[at]
+    missing[bounces] = 0
+    told = ~exact & ~(bounces & ~extra.any(axis=1))
+    findings = _mismatches(events, part, at, exact, told, (extra, missing))
     counted = (
         pl.DataFrame(
             {
@@ -129,15 +132,15 @@ def _misses(view: Ints, hit: Bools, here: Words, moved: Words) -> pl.DataFrame:
 
 
 def _mismatches(
-    events: Events, part: Part, at: Ints, exact: Bools, sets: tuple[Words, Words]
+    events: Events, part: Part, at: Ints, exact: Bools, told: Bools, sets: tuple[Words, Words]
 ) -> pl.DataFrame:
-    """Write down the pushes that are not exact, with the last exact one of their block before."""
+    """Write down pushes that are not exact, with the last exact one of their block before."""
     import numpy as np
 
     order = np.arange(len(at), dtype=np.int64)
     first = order - positions(part.view[at])
     last = np.maximum.accumulate(np.where(exact, order, -1)) if len(at) else order
-    wrong = np.flatnonzero(~exact)
+    wrong = np.flatnonzero(told)
     before = np.where(last >= first, at[np.maximum(last, 0)], -1)[wrong]
     push, (extra, missing) = at[wrong], (pages[wrong] for pages in sets)
     too_much, too_little = extra.any(axis=1), missing.any(axis=1)

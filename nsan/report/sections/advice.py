@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from nsan.advice_text import gain_words, number_words
+from nsan.advice_text import gain_words, kind_words, number_words
+from nsan.advising import NOTHING
+from nsan.analysis.advisor.facts import is_modelled, span_ns
 from nsan.analysis.catalog import find
 from nsan.report.blocks import Block, Code, Heading, Point, Points, Text
 from nsan.report.shown import Blocks
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 _MOST: Final = 6
 """Advice that is shown in full; `nsan advise` has all."""
 
+_MOST_ALIKE: Final = 3
+"""And of one rule: the fourth kernel says little that the first three do not."""
+
 _MOST_ROWS: Final = 5
 
 
@@ -27,32 +33,57 @@ def write(report: Report) -> Blocks:
     found = report.advised
     asked = {rows.analysis for advice in found.advice for rows in advice.rows}
     report.rests_on(asked)
+    if found.is_nothing:
+        return Blocks([Text(f"{NOTHING[0].upper()}{NOTHING[1:]}.", "note")])
     worth = [each for each in found.advice if each.level != "info"]
+    shown = _chosen(worth)
     return Blocks(
         [
-            *(() if worth else [Text("Nothing to do, as far as was recorded. Why:")]),
-            *(block for each in worth[:_MOST] for block in _told(report, each)),
-            *_more(len(worth) - _MOST, report),
+            *(() if worth else [Text(_clean(found.silent))]),
+            *(block for each in shown for block in _told(report, each)),
+            *_more(len(worth) - len(shown), report),
             *_not_needed(found.silent, is_clean=not worth),
         ]
     )
 
 
+def _clean(silent: tuple[Silent, ...]) -> str:
+    is_known = all(each.is_known for each in silent)
+    return f"Nothing to do{'' if is_known else ', as far as was recorded'}. Why:"
+
+
+def _chosen(worth: Sequence[Advice]) -> list[Advice]:
+    """Choose what is told in full."""
+    shown: list[Advice] = []
+    alike: Counter[str] = Counter()
+    for each in worth:
+        alike[each.rule] += 1
+        if alike[each.rule] <= _MOST_ALIKE:
+            shown.append(each)
+    return shown[:_MOST]
+
+
 def _told(report: Report, advice: Advice) -> Iterator[Block]:
-    span_ns = report.summary["duration_ns"] or 0
     yield Heading(f"{advice.title} ({advice.level})")
-    yield Text(f"{advice.finding} {advice.remedy}")
+    yield Text(advice.finding)
+    yield Text(advice.remedy)
     yield Code(advice.calls)
-    points = [
-        Point("What it stands on:", f"{number_words(each)}.", each.kind) for each in advice.numbers
-    ]
-    if advice.gain is not None:
-        said = f"{gain_words(advice.gain, span_ns)}: {advice.gain.how}."
-        points.insert(0, Point("What it may save:", said, advice.gain.kind))
-    points.append(Point("What would show that it worked:", advice.check))
-    yield Points(tuple(points))
+    yield Points(tuple(_points(report, advice)))
+    if advice.gate:
+        yield Code((f"nsan compare BEFORE AFTER --fail-on '{advice.gate}'",))
     for rows in advice.rows:
         yield from _rows(report, rows)
+
+
+def _points(report: Report, advice: Advice) -> Iterator[Point]:
+    gain = advice.gain
+    if gain is not None:
+        said = f"{gain_words(gain, span_ns(report))}: {gain.how}."
+        yield Point("What it may save:", said, kind_words(gain, is_modelled=is_modelled(report)))
+    for kind in dict.fromkeys(each.kind for each in advice.numbers):
+        words = "; ".join(number_words(each) for each in advice.numbers if each.kind == kind)
+        yield Point("What it stands on:", f"{words}.", kind)
+    yield Point("What would show that it worked:", advice.check)
 
 
 def _rows(report: Report, rows: Rows) -> Iterator[Block]:
@@ -65,7 +96,8 @@ def _rows(report: Report, rows: Rows) -> Iterator[Block]:
 
 def _more(n: int, report: Report) -> Iterator[Block]:
     if n > 0:
-        yield Text(f"{counted(n, 'more')}: `nsan advise {report.trace.info.source}`.", "note")
+        more = counted(n, "more", "more")
+        yield Text(f"{more}: `nsan advise {report.trace.info.source}`.", "note")
 
 
 def _not_needed(silent: tuple[Silent, ...], *, is_clean: bool) -> Iterator[Block]:
@@ -73,6 +105,8 @@ def _not_needed(silent: tuple[Silent, ...], *, is_clean: bool) -> Iterator[Block
     told = [each for each in silent if each.is_known]
     unknown = [each for each in silent if not each.is_known]
     if is_clean and told:
-        yield Points(tuple(Point("", each.reason) for each in told))
-    for each in unknown:
-        yield Text(each.reason, "missing")
+        yield Points(tuple(Point("", each) for each in dict.fromkeys(s.reason for s in told)))
+    if unknown:
+        reasons = dict.fromkeys(each.reason for each in unknown)
+        yield Text("Not known, for it was not recorded:")
+        yield Points(tuple(Point("", each) for each in reasons))

@@ -15,6 +15,7 @@ from nsan.analysis.advisor.rules import (
     first_touch,
     fragmentation,
     placement,
+    prefetch_back,
     prefetch_harm,
     prefetching,
     recording,
@@ -62,6 +63,12 @@ RULES: Final = (
         prefetch_harm.HARM,
         "Do prefetches of the program evict what is needed, or come late?",
         prefetch_harm.prefetch_harm,
+    ),
+    Rule(
+        prefetch_back.BACK,
+        "Does the CPU fetch by page faults what a GPU has?",
+        prefetch_back.prefetch_back,
+        yields_to=("ping_pong", "read_mostly", "place_and_map", "tiny_migrations"),
     ),
     Rule(
         first_touch.SIDE,

@@ -19,7 +19,14 @@ from nsan.analysis.advisor.advice import (
     Target,
 )
 from nsan.analysis.advisor.dead import Dead, dead_copies
-from nsan.analysis.advisor.facts import Facts, moved_bytes, number, span_ns, target_of
+from nsan.analysis.advisor.facts import (
+    Facts,
+    hints_at_torch,
+    moved_bytes,
+    number,
+    span_ns,
+    target_of,
+)
 from nsan.analysis.advisor.remade import Remade, remade
 from nsan.tabular.totals import share
 from nsan.units import counted, format_bytes, format_count, format_time
@@ -96,7 +103,7 @@ def _keep(facts: Facts, found: Remade) -> Advice:
         numbers=tuple(_keep_numbers(facts, found)),
         rows=(Rows("", sizes.head(_MOST_ROWS).drop("part")),),
         remedy=_keep_remedy(found, is_full=is_full),
-        calls=_keep_calls(targets[0]),
+        calls=_keep_calls(targets[0], with_torch=hints_at_torch(facts)),
         targets=targets,
         check="Steps make and give back no managed memory, and first touches are left in the first one only.",
         gate="managed.allocations>-50%",
@@ -200,10 +207,13 @@ def _keep_remedy(found: Remade, *, is_full: bool) -> str:
     return " ".join(said)
 
 
-def _keep_calls(target: Target) -> tuple[str, ...]:
+def _keep_calls(target: Target, *, with_torch: bool) -> tuple[str, ...]:
     size = "bytes" if target.bytes is None else target.bytes
+    once = f"cudaMallocManaged(&{target.pointer}, {size});  // before the loop; cudaFree after it"
+    if not with_torch:
+        return (once,)
     return (
-        f"cudaMallocManaged(&{target.pointer}, {size});  // C++: before the loop; cudaFree after it",
+        once,
         "pool = torch.cuda.MemPool(torch.cuda.memory.CUDAPluggableAllocator("
         '"managed.so", "managed_malloc", "managed_free").allocator())  # PyTorch 2.8 or later: its cache over yours',
         "with torch.cuda.use_mem_pool(pool): train()  # once around all steps; not change_current_allocator, "
@@ -245,6 +255,9 @@ def _not_laid(facts: Facts) -> Silent:
     groups = migrations["groups"] or ()
     if migrations["n"] and all(row["cause"] not in ("eviction", "unknown") for row in groups):
         return Silent(DEAD_TRAFFIC, "Nothing was evicted, so no cached memory made room for other.")
+    if not hints_at_torch(facts):
+        reason = "Nothing hints at PyTorch, of whose caching allocator nsan would know what moved while no tensor held it."
+        return Silent(DEAD_TRAFFIC, reason)
     reason = (
         "Whether cached memory was evicted and brought back shows only with a memory snapshot. "
         f"{RECORD_SNAPSHOT}"
@@ -276,6 +289,7 @@ def _drop(facts: Facts, traffic: pl.DataFrame, found: Dead) -> Advice:
             number(facts, "dead bytes evicted", out, "byte"),
             number(facts, "dead bytes brought back", found.in_bytes, "byte"),
             number(facts, "time they took, at most", found.busy_ns, "ns"),
+            number(facts, "of it kernels can have waited", found.waited_ns, "ns"),
         ),
         rows=(Rows("state_traffic", rows.head(_MOST_ROWS).select(columns)),),
         remedy=_drop_remedy(found),
@@ -285,7 +299,9 @@ def _drop(facts: Facts, traffic: pl.DataFrame, found: Dead) -> Advice:
         check="In a new trace with its snapshot, `nsan analyse state_traffic` shows fewer dead bytes.",
         gate=_drop_gate(facts, out),
         gain=Gain(
-            found.busy_ns, "derived", "copies of dead bytes, and the driver's work to evict them"
+            found.waited_ns,
+            "derived",
+            "copies of dead bytes and the driver's work to evict them, as far as a kernel can have waited for them",
         ),
         changes=(Change("allocator", advice="caching:drop"),),
     )

@@ -9,11 +9,12 @@ import polars as pl
 
 from nsan.analysis.advisor.advice import Advice, Change, Gain, Rows, Said, Silent, Target
 from nsan.analysis.advisor.calls import ADVISE_NOTE, advise_calls
-from nsan.analysis.advisor.facts import Facts, number, target_of
-from nsan.analysis.advisor.shuttles import Shuttle, shuttles
-from nsan.analysis.advisor.waits import Part, Waited, cpu_waits, gpu_waits, waited
+from nsan.analysis.advisor.facts import Facts, gate_of, number, target_of
+from nsan.analysis.advisor.shuttles import Shuttle, cpu_side, shuttles
+from nsan.analysis.advisor.waits import Part, Waited, copies_of, cpu_waits, gpu_waits, waited
 from nsan.text import shortened
 from nsan.units import counted, format_bytes, format_time
+from nsan.uvm.constants import CAUSE_COHERENCE
 
 PING_PONG: Final = "ping_pong"
 
@@ -58,18 +59,18 @@ def _split(facts: Facts, found: Shuttle) -> Advice:
         ),
         rows=(_telling(found),),
         remedy=(
-            f"{what} in one place, and let the others map it: then no page moves, and none waits. The price: each access from "
+            f"{what} in one place, and let the others map it: then no page moves, and none waits.{_peers(found)} The price: each access from "
             "the other side crosses the link. If nobody writes it, cudaMemAdviseSetReadMostly is better; if a look "
             "at the end is enough, do not poll."
         ),
         calls=(
             *advise_calls(target, where, offset, part.n_bytes),
-            *(_OWN if found.by_cpu else ()),
+            *(_OWN if _is_at_cpu(found) else _without_peers(found, target, offset, part)),
             ADVISE_NOTE,
         ),
         targets=(target,),
         check="ping_pong has no row for these addresses, and the kernel is not held back.",
-        gate="migrations.coherence_bytes>-20%",
+        gate=_gate(facts, part),
         gain=Gain(
             wait.ns, wait.kind, "time in which page faults on the part waited, on GPUs and the CPU"
         ),
@@ -89,7 +90,7 @@ def _title(target: Target, part: Part, offset: int, *, is_whole: bool) -> str:
 
 def _finding(facts: Facts, found: Shuttle, part: Part, wait: Waited) -> str:
     size = format_bytes(part.n_bytes)
-    cpu = f"the CPU{_cpu_side(facts, part)}"
+    cpu = f"the CPU{cpu_side(facts, part)}"
     return (
         f"{size} at 0x{part.va:x} to 0x{part.va + part.n_bytes:x} of {target_of(found.row).label} bounce between "
         f"{found.processors(cpu)}: a page of it moved up to {counted(found.most_moves, 'time')}, mostly soon after it had moved before. "
@@ -97,20 +98,40 @@ def _finding(facts: Facts, found: Shuttle, part: Part, wait: Waited) -> str:
     )
 
 
-def _cpu_side(facts: Facts, part: Part) -> str:
-    """Name the function of the CPU side that faults there most, where it is known."""
-    faults = facts.events("cpu_faults").filter(part.holds(1), pl.col("function").is_not_null())
-    most = faults.group_by("function").len().sort("len", "function", descending=[True, False])
-    names = most.head(1).collect()["function"]
-    return f" (mostly in `{shortened(names[0], 60)}`)" if len(names) else ""
-
-
 def _homes(found: Shuttle) -> list[tuple[str, int]]:
     """Choose where the part stays, and who maps it: at the CPU if it takes part, else at one of the GPUs."""
-    if found.by_cpu or len(found.gpus) < 2:
+    if _is_at_cpu(found):
         return [("preferred_location", -1), *(("accessed_by", gpu) for gpu in found.gpus or (0,))]
     first, *others = found.gpus
     return [("preferred_location", first), *(("accessed_by", gpu) for gpu in others)]
+
+
+def _is_at_cpu(found: Shuttle) -> bool:
+    return found.by_cpu or len(found.gpus) < 2
+
+
+def _peers(found: Shuttle) -> str:
+    """Say what it takes that one GPU maps what another one keeps."""
+    if _is_at_cpu(found):
+        return ""
+    return (
+        " A GPU maps memory of another one only with peer access (cudaDeviceCanAccessPeer says whether there is any; "
+        "cudaDeviceEnablePeerAccess): without it keep the part at the CPU, and map it for each GPU."
+    )
+
+
+def _without_peers(found: Shuttle, target: Target, offset: int, part: Part) -> tuple[str, ...]:
+    where = [("preferred_location", -1), *(("accessed_by", gpu) for gpu in found.gpus)]
+    lines = advise_calls(target, where, offset, part.n_bytes)
+    return ("// or, without peer access:", *(f"// {line}" for line in lines))
+
+
+def _gate(facts: Facts, part: Part) -> str:
+    """Ask that of what page faults themselves brought, half of what is of the part stays away."""
+    asked = copies_of(facts, part).filter(pl.col("cause_id") == CAUSE_COHERENCE)
+    own = asked.select(pl.col("bytes").sum()).collect().item()
+    every = facts.summary["migrations"]["by_cause"].get("coherence", {}).get("bytes")
+    return gate_of("migrations.coherence_bytes", own, every)
 
 
 def _telling(found: Shuttle) -> Rows:

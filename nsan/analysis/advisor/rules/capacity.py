@@ -10,7 +10,7 @@ import polars as pl
 
 from nsan.analysis.advisor.advice import Advice, Change, Gain, Rows, Said, Silent, Target
 from nsan.analysis.advisor.calls import ADVISE_NOTE, advise_calls
-from nsan.analysis.advisor.facts import Facts, moved_bytes, number, target_of
+from nsan.analysis.advisor.facts import Facts, gate_of, moved_bytes, number, target_of
 from nsan.analysis.advisor.shuttles import NO_CAUSES, REFAULTED_FRACTION, has_causes, thinly_evicted
 from nsan.analysis.advisor.waits import refault_waits, waited
 from nsan.text import shortened
@@ -67,7 +67,9 @@ def capacity_thrash(facts: Facts) -> Iterator[Said]:
     evicts = moved_bytes(facts, "dtoh", "eviction")
     totals = facts.rows_of("refault_totals") if evicts else None
     if totals is None:
-        yield Silent(THRASH, "Nothing was evicted: GPU memory was never full.")
+        full = "Nothing was evicted: GPU memory was never full."
+        none = "No managed memory moved, so none was evicted."
+        yield Silent(THRASH, full if facts.summary["migrations"]["n"] else none)
         return
     worst = totals.sort("refaulted_bytes", descending=True).row(0, named=True)
     amounts = f"{format_bytes(worst['evicted_bytes'])} were evicted, and {worst['refaulted_fraction']:.0%} came back"
@@ -78,7 +80,7 @@ def capacity_thrash(facts: Facts) -> Iterator[Said]:
         reason = f"{amounts}, but most evictions took little of a VA block: see place_and_map."
         yield Silent(THRASH, reason)
     else:
-        yield _fit(facts, worst)
+        yield _fit(facts, worst, int(totals["refaulted_bytes"].sum()))
 
 
 def _why_not(facts: Facts) -> tuple[str, bool]:
@@ -92,15 +94,14 @@ def _why_not(facts: Facts) -> tuple[str, bool]:
     return "", True
 
 
-def _fit(facts: Facts, worst: Mapping[str, Any]) -> Advice:
+def _fit(facts: Facts, worst: Mapping[str, Any], all_back: int) -> Advice:
     wait = waited(facts, refault_waits(facts))
     need = _need(facts, worst)
-    targets = _targets(facts, wait.kernel)
-    what = targets[0].label if targets else "what each step uses"
+    targets = _targets(facts, worst, wait.kernel)
     kernel = f" for `{shortened(wait.kernel, 60)}`" if wait.kernel else ""
     return Advice(
         rule=THRASH,
-        title=f"Make {what} fit into GPU memory in parts{kernel}",
+        title=f"{_what(targets, need)}{kernel}",
         finding=_finding(worst, need),
         numbers=(
             number(facts, "evicted", worst["evicted_bytes"], "byte"),
@@ -114,14 +115,25 @@ def _fit(facts: Facts, worst: Mapping[str, Any]) -> Advice:
         calls=_calls(facts, need, targets, worst["device_id"] or 0),
         targets=targets,
         check="Nothing that was evicted comes back (refault_totals), and steps take less time.",
-        gate="refaults.bytes>-50%",
+        gate=gate_of("refaults.bytes", worst["refaulted_bytes"], all_back),
         gain=Gain(
             wait.ns,
             wait.kind,
-            "time of page faults that evicted, or brought back what had been evicted",
+            "time of page faults and prefetches that evicted, or brought back what had been evicted",
         ),
         changes=(Change("fit", targets[0] if targets else Target()),),
     )
+
+
+def _what(targets: tuple[Target, ...], need: _Need) -> str:
+    """Say what has to fit: an array in parts only if it does not fit as a whole."""
+    if not targets:
+        return "Make what each step uses fit into GPU memory"
+    first, *others = targets
+    if (first.bytes or 0) > need.room_bytes:
+        return f"Make {first.label} fit into GPU memory in parts"
+    also = f"{others[0].label}{' and more' * (len(others) > 1)}" if others else "all else"
+    return f"Make {first.label} fit into GPU memory together with {also}"
 
 
 def _finding(worst: Mapping[str, Any], need: _Need) -> str:
@@ -145,11 +157,12 @@ def _remedy(need: _Need) -> str:
     shrink = ""
     if need.over_bytes > 0:
         share = need.room_bytes / (need.room_bytes + need.over_bytes)
-        shrink = f" by at least {format_bytes(need.over_bytes)}, to {share:.0%} of what it is"
+        shrink = f": by at least {format_bytes(need.over_bytes)}, to {share:.0%} of what it is"
     return (
-        f"What is in use at a time has to shrink{shrink}: work through the data in chunks that fit, all passes over a chunk before the "
-        "next; or take a smaller batch. Where that cannot be, go through the data backwards in every other step, "
-        "for the last part is still there; or keep one array at the CPU. Prefetching makes no room: what it brings evicts something else."
+        f"What is in use at a time has to shrink{shrink}. If kernels go over the data in order, work through it in chunks that fit, "
+        "all passes over a chunk before the next; or go through it backwards in every other step, for the last part is "
+        "still there. If they pick places at random, chunks do not help before what is picked is put in order: keep that "
+        "array at the CPU and map it. Else take a smaller batch. Prefetching makes no room: what it brings evicts something else."
     )
 
 
@@ -157,7 +170,7 @@ def _calls(facts: Facts, need: _Need, targets: tuple[Target, ...], device: int) 
     room = max(need.room_bytes, 1)
     least = -(-(room + max(need.over_bytes, 0)) // room)
     calls = [
-        f"for (chunk = 0; chunk < {max(least, 2)}; ++chunk) {{ /* all steps over one chunk of at most {room} byte */ }}"
+        f"for (int chunk = 0; chunk < {max(least, 2)}; ++chunk) {{ /* all steps over one chunk of at most {room} byte */ }}"
     ]
     if facts.has_snapshot and need.over_bytes > 0:
         share = room / (room + need.over_bytes)
@@ -244,11 +257,12 @@ def _of_gpu(frame: pl.DataFrame, worst: Mapping[str, Any]) -> pl.DataFrame:
     )
 
 
-def _targets(facts: Facts, kernel: str) -> tuple[Target, ...]:
-    """Point at the allocations that most of what was evicted is of."""
+def _targets(facts: Facts, worst: Mapping[str, Any], kernel: str) -> tuple[Target, ...]:
+    """Point at the allocations of the process that most of what was evicted is of."""
     found = facts.rows_of("faults_by_allocation")
     if found is None:
         return ()
+    found = found.filter(pl.col("pid").eq_missing(pl.lit(worst["pid"], pl.UInt32)))
     gone = pl.col("evicted_bytes")
     most = found.filter(
         pl.col("part") != "unattributed", gone >= _TARGET_SHARE * gone.sum(), gone > 0

@@ -10,9 +10,9 @@ import polars as pl
 
 from nsan.analysis.advisor.advice import Advice, Change, Gain, Rows, Said, Silent, Target
 from nsan.analysis.advisor.calls import PREFETCH_NOTE, address_of, prefetch_calls
-from nsan.analysis.advisor.facts import Facts, number, target_of
+from nsan.analysis.advisor.facts import Facts, gate_of, moved_bytes, number, target_of
 from nsan.analysis.advisor.kernel_memory import kernel_memory
-from nsan.analysis.advisor.waits import Part, Waited, gpu_waits, waited
+from nsan.analysis.advisor.waits import Part, Waited, copies_of, gpu_waits, waited
 from nsan.analysis.intervals import union
 from nsan.text import shortened
 from nsan.units import counted, format_bytes, format_time
@@ -107,8 +107,9 @@ def _candidates(facts: Facts) -> list[dict[str, Any]]:
             pl.col("n_data_batches") >= _LEAST_ROWS,
             pl.col("unique_in_bytes") >= _FILLED * pl.col("bytes"),
             pl.col("amplification") <= _ONCE,
-            # It was at the CPU when it came: what a GPU held before, the CPU took.
-            pl.col("out_bytes") <= pl.col("in_bytes"),
+            # What a GPU touched first, or had evicted, is not the CPU's: no byte of it may be lost.
+            pl.col("n_first_touch_batches") == 0,
+            pl.col("evicted_bytes").fill_null(0) == 0,
         )
         .sort("in_bytes", "allocation_id", descending=[True, False])
         .head(_MOST)
@@ -121,8 +122,23 @@ def _refilled(facts: Facts, row: dict[str, Any]) -> _Refilled | None:
     waits = waited(facts, gpu_waits(facts, part))
     if row["n_write"] < _TOLD * waits.n_batches:
         return None
+    if not _is_from_cpu(facts, row, part):
+        return None
     target = target_of(row, row["kernel"] or "")
     return _Refilled(row, target, row["n_write"], waits, _cpu_ns(facts, part))
+
+
+def _is_from_cpu(facts: Facts, row: dict[str, Any], part: Part) -> bool:
+    """Say whether the CPU filled it: most came to a GPU before anything of its VA block had left one."""
+    if facts.is_recorded("cpu_faults"):
+        if not row["n_cpu_faults"]:
+            return False
+    elif facts.is_part:
+        return False  # what a GPU did with it before is not known
+    left = pl.col("start_ns").filter(pl.col("direction") == "dtoh").min().over("va_block")
+    new = (pl.col("direction") == "htod") & (left.is_null() | (pl.col("start_ns") < left))
+    came = copies_of(facts, part).select(pl.col("bytes").filter(new).sum()).collect().item()
+    return bool(came >= _FILLED * row["bytes"])
 
 
 def _cpu_ns(facts: Facts, part: Part) -> int | None:
@@ -203,7 +219,7 @@ def _advice(facts: Facts, found: _Refilled) -> Advice:
         ),
         targets=(target,),
         check=f"No byte of it moves to the GPU before {kernel} writes it.",
-        gate="migrations.htod_bytes>-10%",
+        gate=gate_of("migrations.htod_bytes", row["in_bytes"], moved_bytes(facts, "htod")),
         gain=Gain(found.gain_ns, found.gpu.kind, how),
         changes=(Change("first_touch", target, device=device or 0),),
     )

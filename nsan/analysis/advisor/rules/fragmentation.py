@@ -8,7 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from nsan.analysis.advisor.advice import Advice, Level, Number, Rows, Said, Silent
-from nsan.analysis.advisor.facts import Facts, moved_bytes, number
+from nsan.analysis.advisor.facts import Facts, hints_at_torch, moved_bytes, number
 from nsan.analysis.advisor.rules.allocator import best_setting
 from nsan.tabular.totals import share
 from nsan.torch_alloc.constants import LARGE_SEGMENT_BYTES
@@ -40,8 +40,7 @@ _COLUMNS: Final = (
 def fragmentation(facts: Facts) -> Iterator[Said]:
     """Advise against reserved memory that stitching of free blocks would save."""
     if not facts.has_snapshot:
-        reason = "How an allocator uses its memory shows only with a memory snapshot of PyTorch beside the trace."
-        yield Silent(FRAGMENTATION, reason, is_known=False)
+        yield _unseen(facts)
         return
     found = facts.rows_of("stitching")
     known = None if found is None else found.drop_nulls(("saved_bytes", "baseline_reserved_bytes"))
@@ -55,6 +54,16 @@ def fragmentation(facts: Facts) -> Iterator[Said]:
         yield Silent(FRAGMENTATION, _little(row, part))
         return
     yield _advice(facts, row, part)
+
+
+def _unseen(facts: Facts) -> Silent:
+    if not hints_at_torch(facts):
+        reason = (
+            "Nothing hints at PyTorch, of whose caching allocator nsan would know the fragments."
+        )
+        return Silent(FRAGMENTATION, reason)
+    reason = "How an allocator uses its memory shows only with a memory snapshot of PyTorch beside the trace."
+    return Silent(FRAGMENTATION, reason, is_known=False)
 
 
 def _little(row: Mapping[str, Any], part: float) -> str:

@@ -9,8 +9,15 @@ import polars as pl
 
 from nsan.analysis.advisor.advice import Advice, Change, Gain, Number, Rows, Said, Silent, Target
 from nsan.analysis.advisor.calls import ADVISE_NOTE, advise_calls
-from nsan.analysis.advisor.facts import Facts, number, target_of
-from nsan.analysis.advisor.shuttles import NO_CAUSES, Shuttle, has_causes, shuttles, thinly_evicted
+from nsan.analysis.advisor.facts import Facts, gate_of, number, target_of
+from nsan.analysis.advisor.shuttles import (
+    NO_CAUSES,
+    Shuttle,
+    cpu_side,
+    has_causes,
+    shuttles,
+    thinly_evicted,
+)
 from nsan.analysis.advisor.waits import (
     Part,
     Waited,
@@ -69,14 +76,16 @@ def read_mostly(facts: Facts) -> Iterator[Said]:
 def _read_mostly(facts: Facts, found: Shuttle) -> Advice:
     wait = waited(facts, gpu_waits(facts, found.part), cpu_waits(facts, found.part))
     target = target_of(found.row, wait.kernel)
+    cpu = f"The CPU{cpu_side(facts, found.part)}"
     finding = (
-        f"{found.processors('The CPU')} take {target.label} from each other again and again: {format_bytes(found.taken_bytes)} "
+        f"{found.processors(cpu)} take {target.label} from each other again and again: {format_bytes(found.taken_bytes)} "
         f"left GPUs by page faults, and {format_bytes(found.back_bytes)} came back. All "
         f"{counted(found.accesses['read'], 'GPU fault row')} in it are reads, and that took at most {format_time(wait.ns)}."
+        f"{' Whether the CPU reads or writes is not recorded.' if found.by_cpu else ''}"
     )
     return Advice(
         rule=READ_MOSTLY,
-        title=f"Mark {target.label} as read-mostly{_for(wait)}",
+        title=f"Mark {target.label} as read-mostly{_for(wait)}, if {_writers(found)} writes it any more",
         finding=finding,
         numbers=(
             number(facts, "taken from GPUs by page faults", found.taken_bytes, "byte"),
@@ -88,14 +97,18 @@ def _read_mostly(facts: Facts, found: Shuttle) -> Advice:
         remedy=(
             "Call it once the memory is filled: each processor then keeps a copy of its own, and reads fault once. It helps only "
             "where nothing writes any more, which a trace does not prove: a page that a read brought is written "
-            "without a fault, and what the CPU did is not recorded. Each write throws the copies away: what is written in "
-            "every step, prefetch instead."
+            "without a fault, and what the CPU did is not recorded. Each write throws the copies away, which costs more than it "
+            "saves: what is written in every step, prefetch instead."
         ),
         calls=(*advise_calls(target, [(READ_MOSTLY, 0)]), ADVISE_NOTE),
         targets=(target,),
         check=f"{target.label} comes to each GPU once, and no page fault takes it away.",
-        gate="migrations.dtoh_bytes>-50%",
-        gain=_gain(wait, "time in which its page faults on GPUs and the CPU waited"),
+        gate=_moved_gate(facts, found),
+        gain=_gain(
+            wait,
+            f"if {_writers(found)} writes it any more, time in which its page faults on GPUs and the CPU waited",
+        ),
+        is_conditional=found.by_cpu,
         changes=(Change("advise", target, advice=READ_MOSTLY),),
     )
 
@@ -145,7 +158,10 @@ def _kept_at_cpu(facts: Facts, row: Mapping[str, Any]) -> Advice:
     )
     how = "time in which page faults waited on it, or on what was evicted"
     said = (target, finding, numbers)
-    return _placed(row, said, row["gpus"], _gain(wait, how), "refaults.bytes>-50%")
+    totals = facts.rows_of("refault_totals")
+    every = None if totals is None else int(totals["refaulted_bytes"].sum())
+    gate = gate_of("refaults.bytes", row["refaulted_bytes"], every)
+    return _placed(row, said, row["gpus"], _gain(wait, how), gate)
 
 
 def _is_seldom(found: Shuttle) -> bool:
@@ -172,7 +188,7 @@ def _seldom(facts: Facts, found: Shuttle) -> Advice:
         *_waits(facts, wait),
     )
     how = "time in which its page faults on GPUs and the CPU waited"
-    said, gate = (target, finding, numbers), "migrations.dtoh_bytes>-50%"
+    said, gate = (target, finding, numbers), _moved_gate(facts, found)
     return _placed(found.row, said, found.gpus, _gain(wait, how), gate)
 
 
@@ -205,6 +221,14 @@ def _placed(
         gain=gain,
         changes=tuple(Change("advise", target, advice, device) for advice, device in where),
     )
+
+
+def _writers(found: Shuttle) -> str:
+    return "neither the CPU nor a GPU" if found.by_cpu else "no GPU"
+
+
+def _moved_gate(facts: Facts, found: Shuttle) -> str:
+    return gate_of("migrations.bytes", found.spared_bytes, facts.summary["migrations"]["bytes"])
 
 
 def _for(wait: Waited) -> str:

@@ -10,9 +10,10 @@ import polars as pl
 
 from nsan.analysis.advisor.advice import Advice, Change, Gain, Rows, Said, Silent, Target
 from nsan.analysis.advisor.calls import PREFETCH_NOTE, prefetch_calls
-from nsan.analysis.advisor.facts import Facts, number, target_of
+from nsan.analysis.advisor.facts import Facts, gate_of, number, target_of
 from nsan.analysis.advisor.kernel_memory import IS_KERNEL, kernel_memory
 from nsan.analysis.advisor.links import bytes_per_s
+from nsan.analysis.advisor.shuttles import shuttles
 from nsan.analysis.advisor.waits import KEYS, services
 from nsan.analysis.intervals import overlap, union
 from nsan.text import shortened
@@ -61,12 +62,13 @@ class _Waiting:
     row: dict[str, Any]
     waits_ns: int
     uses: tuple[_Use, ...]
-    copy_ns: int
+    copy_ns: int | None
+    """Least time of one copy; None where nothing shows what the link can do."""
 
     @property
     def gain_ns(self) -> int:
         """At most this much of its waiting goes away."""
-        return self.waits_ns - self.copy_ns
+        return self.waits_ns - (self.copy_ns or 0)
 
     @property
     def name(self) -> str:
@@ -155,11 +157,14 @@ def _waiting(facts: Facts, row: dict[str, Any]) -> _Waiting | str:
     uses = _uses(facts, row)
     if not uses:
         return f"Which allocations {name} waits for is not known: other kernels ran beside it, or no address was recorded."
+    uses = _without_bouncing(facts, uses)
+    if not uses:
+        return f"{name} waits for memory that bounces between processors: see ping_pong."
     rate = bytes_per_s(facts, row["pid"], row["device_id"], "htod")
     total = sum(use.in_bytes for use in uses)
     kept = tuple(use for use in uses if _is_worth(use, row["waits_ns"], total, rate))
     copied = sum(use.in_bytes for use in kept)
-    found = _Waiting(row, row["waits_ns"], kept, int(copied / rate * 1e9) if rate else 0)
+    found = _Waiting(row, row["waits_ns"], kept, int(copied / rate * 1e9) if rate else None)
     if not kept or found.gain_ns <= 0:
         return (
             f"{name} waits for few pages of its memory: to copy all of it first would take as long."
@@ -186,7 +191,7 @@ def _uses(facts: Facts, kernel: dict[str, Any]) -> list[_Use]:
         .sort("allocation_id")
         .group_by("va", "bytes", maintain_order=True)
         .agg(
-            pl.col("part", "allocation_id", "name").first(),
+            pl.col("part", "pid", "allocation_id", "name").first(),
             counts.sum(),
             pl.col("low_va").min(),
             pl.col("end_va").max(),
@@ -198,6 +203,17 @@ def _uses(facts: Facts, kernel: dict[str, Any]) -> list[_Use]:
         .sort("in_bytes", "n_first_touch", "allocation_id", descending=[True, True, False])
     )
     return [_use(row, kernel["name"] or "") for row in rows.to_dicts()]
+
+
+def _without_bouncing(facts: Facts, uses: list[_Use]) -> list[_Use]:
+    """Leave out allocations of which processors take from each other what the kernel waits for: it would not stay."""
+    bounces = {each.row["allocation_id"]: each for each in shuttles(facts) if each.is_for_a_split}
+
+    def stays(use: _Use) -> bool:
+        found = bounces.get(use.target.allocation_id)
+        return found is None or 2 * int(found.runs["bytes"].sum()) < use.n_bytes
+
+    return [use for use in uses if stays(use)]
 
 
 def _use(row: dict[str, Any], kernel: str) -> _Use:
@@ -246,7 +262,10 @@ def _finding(found: _Waiting) -> str:
         f"{'at most ' * guess}{format_time(found.waits_ns)} of it."
     )
     came = sum(use.in_bytes for use in found.uses)
-    if came:
+    every = row["in_bytes"]
+    if came and came < every:
+        text += f" They brought {format_bytes(every)} that lay elsewhere, {format_bytes(came)} of it of this memory."
+    elif came:
         text += f" They brought {format_bytes(came)} that lay elsewhere."
     new = [use for use in found.uses if use.n_first_touch]
     if new:
@@ -280,29 +299,38 @@ def _advice(facts: Facts, found: _Waiting) -> Advice:
         [(use.target, use.offset_bytes, use.n_bytes) for use in uses], row["device_id"]
     )
     shown = [name for name in _SHOWN if name in row]
+    numbers = [
+        number(facts, "kernel ran", row["time_ns"], "ns"),
+        number(facts, "of it page faults waited, at most", found.waits_ns, "ns", kind),
+        number(facts, "brought by page faults of this memory", came, "byte"),
+    ]
+    less = ""
+    if found.copy_ns is not None:
+        label = "least time of one copy of it"
+        numbers.append(number(facts, label, found.copy_ns, "ns", "reconstructed"))
+        less = ", less that of one copy of the same bytes at the link's rate" if came else ""
     return Advice(
         rule=BEFORE_USE,
         title=f"Prefetch {_named(uses)} before {found.name}",
         finding=_finding(found),
-        numbers=(
-            number(facts, "kernel ran", row["time_ns"], "ns"),
-            number(facts, "of it page faults waited, at most", found.waits_ns, "ns", kind),
-            number(facts, "brought by page faults", came, "byte"),
-            number(facts, "least time of one copy of it", found.copy_ns, "ns", "reconstructed"),
-        ),
+        numbers=tuple(numbers),
         rows=(
             Rows("faults_by_kernel", pl.DataFrame([row]).select(shown)),
             _allocations(facts, uses),
         ),
         remedy=_remedy(found),
-        calls=(f"// Before the launch of {found.name.strip('`')}. {PREFETCH_NOTE}", *lines),
+        calls=(
+            f"// Before the launch of {found.name.strip('`')}.",
+            *lines,
+            f"// {PREFETCH_NOTE}",
+        ),
         targets=tuple(use.target for use in uses),
         check=f"Page faults no longer wait in {found.name}, and its memory comes as user prefetch.",
-        gate="kernels.waiting_ns>-50%",
+        gate=gate_of("kernels.waiting_ns", row["exposed_ns"], _exposed_ns(facts)),
         gain=Gain(
             found.gain_ns,
             kind,
-            "time in which page faults waited in the kernel, less that of one copy of the same bytes at the link's rate",
+            f"time in which page faults waited in the kernel{less}",
         ),
         changes=tuple(
             Change(
@@ -315,6 +343,12 @@ def _advice(facts: Facts, found: _Waiting) -> Advice:
             for use in uses
         ),
     )
+
+
+def _exposed_ns(facts: Facts) -> int:
+    """Add up how long page faults waited in all kernels."""
+    found = facts.rows_of("faults_by_kernel")
+    return 0 if found is None else int(found["exposed_ns"].sum() or 0)
 
 
 def _allocations(facts: Facts, uses: tuple[_Use, ...]) -> Rows:

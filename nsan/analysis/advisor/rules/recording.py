@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from nsan.analysis.advisor.advice import Advice, Level, Number, Rows, Said, Silent
-from nsan.analysis.advisor.facts import FAULTS, Facts, moved_bytes, number, span_ns
+from nsan.analysis.advisor.facts import (
+    FAULTS,
+    Facts,
+    hints_at_torch,
+    moved_bytes,
+    number,
+    span_ns,
+)
 from nsan.tabular.totals import share
 from nsan.units import counted, format_bytes, format_time
 
@@ -124,9 +131,14 @@ def _lost_calls(facts: Facts) -> tuple[str, ...]:
         if facts.is_recorded(kind) and switches[kind]
     ]
     line = ("--trace=cuda,nvtx", *off, "--cuda-memory-usage=true", *_QUIET, *_RANGE)
-    return (
+    calls = (
         f"nsys profile {' '.join(line)} -o report ./program",
         "cudaProfilerStart(); step(); cudaProfilerStop();  // C++: around the steps that matter",
+    )
+    if not hints_at_torch(facts):
+        return calls
+    return (
+        *calls,
         "torch.cuda.profiler.start(); step(); torch.cuda.profiler.stop()  # the same in PyTorch",
     )
 

@@ -1,4 +1,4 @@
-"""Many tiny migrations: memory that moves in pieces of 64 KiB and less, for which the link is idle most of the time."""
+"""Many tiny migrations: memory that page faults move 64 KiB at a time, or calls less than a VA block; the link idles."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from nsan.analysis.advisor.advice import Advice, Change, Gain, Rows, Said, Silent, Target
-from nsan.analysis.advisor.calls import PREFETCH_NOTE, address_of, prefetch_calls
-from nsan.analysis.advisor.facts import Facts, number, target_of
+from nsan.analysis.advisor.calls import PREFETCH_NOTE, guess_note, prefetch_calls
+from nsan.analysis.advisor.facts import Facts, gate_of, number, target_of
 from nsan.analysis.advisor.links import bytes_per_s
 from nsan.analysis.advisor.waits import KEYS, Part, cpu_waits, gpu_waits, services, waited
 from nsan.analysis.attribution.places import NOWHERE, places
-from nsan.analysis.intervals import union
+from nsan.analysis.intervals import subtraction, union
 from nsan.text import shortened
 from nsan.units import counted, format_bytes, format_rate, format_time
-from nsan.uvm.constants import BIG_PAGE_BYTES, PAGE_BYTES
+from nsan.uvm.constants import BIG_PAGE_BYTES, PAGE_BYTES, VA_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from nsan.analysis.result import Kind
@@ -53,6 +53,13 @@ class _Small:
     wait_ns: int
     kind: Kind
     rate: float | None
+    busy_ns: int
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the link could have moved it in less than half the time, or idled half of it where its rate is unknown."""
+        least = self.row["bytes"] / self.rate * 1e9 if self.rate else self.busy_ns
+        return least < _SLOW * self.wait_ns
 
     @property
     def way(self) -> str:
@@ -119,7 +126,7 @@ def _candidates(facts: Facts) -> list[dict[str, Any]]:
     allocations = facts.rows_of("faults_by_allocation")
     if steps is None or allocations is None:
         return []
-    if steps.filter(pl.col("min_bytes") <= BIG_PAGE_BYTES)["n_pushes"].sum() < _LEAST_PUSHES:
+    if steps.filter(pl.col("min_bytes") < VA_BLOCK_BYTES)["n_pushes"].sum() < _LEAST_PUSHES:
         return []
     held = allocations.select(
         "pid", "va", "bytes", "alloc_ns", "free_ns", key=pl.col("allocation_id").fill_null(NOWHERE)
@@ -136,11 +143,11 @@ def _candidates(facts: Facts) -> list[dict[str, Any]]:
     pushes = (
         facts.lazy("pushes")
         .filter(pl.col("eviction_bytes") == 0, pl.col("va").is_not_null(), size > 0)
-        .select(*KEYS, "start_ns", "va", size=size, way=way)
+        .select(*KEYS, "start_ns", "end_ns", "va", size=size, way=way)
         .drop_nulls(["way", "start_ns"])
         .collect()
     )
-    small = pl.col("size") <= BIG_PAGE_BYTES
+    small = _is_small(pl.col("size"), pl.col("way") == "by_call")
     found = (
         places(pushes, held)
         .filter(pl.col("key") != NOWHERE)
@@ -149,6 +156,8 @@ def _candidates(facts: Facts) -> list[dict[str, Any]]:
             bytes=pl.col("size").sum(),
             small_bytes=pl.col("size").filter(small).sum(),
             n_small=small.sum().cast(pl.Int64),
+            most_bytes=pl.col("size").filter(small).max(),
+            busy_ns=(pl.col("end_ns") - pl.col("start_ns")).sum(),
         )
         .filter(
             pl.col("n_small") >= _LEAST_PUSHES,
@@ -157,6 +166,11 @@ def _candidates(facts: Facts) -> list[dict[str, Any]]:
         .sort("n_small", *KEYS, "key", "way", descending=[True, False, False, False, False])
     )
     return found.head(_MOST).to_dicts()
+
+
+def _is_small(size: pl.Expr, is_by_call: pl.Expr) -> pl.Expr:
+    """Say which steps are small: a fault brings at least 64 KiB, a call could bring whole VA blocks."""
+    return pl.when(is_by_call).then(size < VA_BLOCK_BYTES).otherwise(size <= BIG_PAGE_BYTES)
 
 
 def _small(facts: Facts, row: dict[str, Any]) -> _Small | None:
@@ -171,10 +185,8 @@ def _small(facts: Facts, row: dict[str, Any]) -> _Small | None:
         return None
     wait_ns, kind, kernel = _waited(facts, Part.of(allocation), row["way"])
     target = target_of(allocation, kernel if row["way"] == "to_gpu" else "")
-    found = _Small(row, allocation, target, wait_ns, kind, rate)
-    # Where there are tiny copies only, nothing shows what the link could do.
-    is_slow = rate is None or wait_ns * rate / 1e9 * _SLOW > row["bytes"]
-    return found if is_slow and found.gain_ns > 0 else None
+    found = _Small(row, allocation, target, wait_ns, kind, rate, int(row["busy_ns"] or 0))
+    return found if found.is_slow and found.gain_ns > 0 else None
 
 
 def _waited(facts: Facts, part: Part, way: str) -> tuple[int, Kind, str]:
@@ -191,14 +203,20 @@ def _waited(facts: Facts, part: Part, way: str) -> tuple[int, Kind, str]:
 
 
 def _call_spans(facts: Facts, part: Part) -> pl.LazyFrame:
-    """List when prefetch calls for a part were under way, from the first call of a row to its last copy."""
+    """List when prefetch calls for a part were under way, from the first call of a row to its last copy.
+
+    A pause in which the GPU worked is none of theirs.
+    """
     calls = facts.lazy("user_prefetches").filter(
         part.holds(pl.col("span_bytes")), pl.col("device_id").is_not_null()
     )
     spans = union(calls.select("end_ns", start_ns=pl.coalesce("call_start_ns", "start_ns")))
     before = pl.col("end_ns").shift(1)
-    soon = pl.col("start_ns") - before <= _GAP_NS
-    return spans.select("end_ns", start_ns=pl.when(soon).then(before).otherwise("start_ns"))
+    pauses = spans.select(start_ns=before, end_ns="start_ns").filter(
+        pl.col("end_ns") - pl.col("start_ns") <= _GAP_NS
+    )
+    work = facts.events("kernels").select("start_ns", "end_ns").drop_nulls()
+    return union(pl.concat([spans, subtraction(pauses, work)]))
 
 
 def _words(found: _Small) -> tuple[str, str, str]:
@@ -231,12 +249,13 @@ def _calls(found: _Small) -> tuple[str, ...]:
     if found.way == "to_gpu":
         n = found.row["n_small"]
         return (
-            f"// Instead of {counted(n, 'step')} of 64 KiB or less: gather first, then one copy. {PREFETCH_NOTE}",
-            f"for (size_t i = 0; i < n; ++i) packed[i] = {address_of(target)}[index[i]];",
+            f"// Instead of {counted(n, 'step')} of 64 KiB or less: gather the n values first, then one copy.",
+            f"for (size_t i = 0; i < n; ++i) packed[i] = {target.pointer}[index[i]];{guess_note(target)}",
             f"cudaMemPrefetchAsync(packed, n * sizeof *packed, {found.row['device_id'] or 0}, stream);",
+            f"// {PREFETCH_NOTE}",
         )
     device = -1 if found.way == "to_cpu" else found.row["device_id"]
-    return (f"// {PREFETCH_NOTE}", *prefetch_calls([(target, 0, size)], device))
+    return (*prefetch_calls([(target, 0, size)], device), f"// {PREFETCH_NOTE}")
 
 
 def _small_steps(facts: Facts, found: _Small) -> pl.DataFrame:
@@ -248,7 +267,7 @@ def _small_steps(facts: Facts, found: _Small) -> pl.DataFrame:
     mine = pl.col("device_id").eq_missing(pl.lit(found.row["device_id"], pl.Int64))
     mine &= pl.col("direction").cast(pl.String) == direction
     columns = ("direction", "min_bytes", "n_pushes", "n_migrations", "bytes", "bytes_per_s")
-    return steps.filter(mine, pl.col("min_bytes") <= BIG_PAGE_BYTES).select(columns)
+    return steps.filter(mine, pl.col("min_bytes") <= found.row["most_bytes"]).select(columns)
 
 
 def _advice(facts: Facts, found: _Small) -> Advice:
@@ -259,16 +278,17 @@ def _advice(facts: Facts, found: _Small) -> Advice:
     best = f" where copies of this link reach {format_rate(rate)}" if rate else ""
     allocation = pl.DataFrame([found.allocation])
     kept = ("name", "bytes", "density_fraction", "n_faulted_pages", "n_migrations", "va")
-    size = found.allocation["bytes"]
+    size, most = found.allocation["bytes"], format_bytes(row["most_bytes"])
+    less = ", less that of one copy of what is needed" if rate else ""
     return Advice(
         rule=TINY,
         title=title,
         finding=(
-            f"{who} moved {format_bytes(row['bytes'])} of {found.target.label} in {counted(row['n_small'], 'step')} of 64 KiB or "
+            f"{who} moved {format_bytes(row['bytes'])} of {found.target.label} in {counted(row['n_small'], 'step')} of {most} or "
             f"less, and {took} {format_time(found.wait_ns)} in all: {reached}{best}."
         ),
         numbers=(
-            number(facts, "steps of 64 KiB or less", row["n_small"], "number"),
+            number(facts, f"steps of {most} or less", row["n_small"], "number"),
             number(facts, "moved", row["bytes"], "byte"),
             number(facts, "of it in small steps", row["small_bytes"] / row["bytes"], "fraction"),
             number(facts, f"{took} in all", found.wait_ns, "ns", found.kind),
@@ -281,11 +301,11 @@ def _advice(facts: Facts, found: _Small) -> Advice:
         calls=_calls(found),
         targets=(found.target,),
         check="The same bytes, or fewer, come in fewer and larger copies.",
-        gate="migrations.n>-50%",
+        gate=gate_of("migrations.n", row["n_small"], facts.summary["migrations"]["n"]),
         gain=Gain(
             found.gain_ns,
             found.kind,
-            f"time that these steps {took}, less that of one copy of what is needed",
+            f"time that these steps {took}{less}",
         ),
         changes=(
             ()
