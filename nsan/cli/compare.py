@@ -12,7 +12,7 @@ Examples
 --------
   nsan compare before.sqlite after.sqlite
   nsan compare runs_before runs_after --by run,step,kernel   folders of repetitions
-  nsan compare before after --fail-on 'migrations.bytes>+10%' --fail-on 'step.time_ns>+3%'
+  nsan compare before after --fail-on 'migrations.bytes>+10%' --fail-on 'duration_ns>+3%'
   nsan compare before.sqlite after.sqlite --report compare.html
 """
 
@@ -28,6 +28,7 @@ from nsan.cli.arguments import (
     add_verbosity,
     from_zero,
     is_filtered,
+    output_path,
     refuse_inputs,
     told_runs,
 )
@@ -125,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     conditions = _conditions(args)
     _check_outputs(args)
-    found = _compared(args, conditions)
+    found = _compared_or_refused(args, conditions)
     _write(args, found)
     if args.report is not None:
         from nsan.cli.compare_report import write_report
@@ -148,13 +149,23 @@ def _conditions(args: argparse.Namespace) -> list[list[Path]]:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Refuse what could not be written before anything is opened."""
-    inputs = [*args.runs, *args.base, *args.other]
+    named = [*args.runs, *args.base, *args.other]
+    inputs = [*named, *_captures(named)] if args.output or args.report else named
     refuse_inputs(args, inputs, args.output)
+    if args.output is not None:
+        output_path(args)
     if args.report is not None:
         from nsan.cli.compare_report import check_report
 
         refuse_inputs(args, inputs, args.report)
         check_report(args)
+
+
+def _captures(named: list[Path]) -> list[Path]:
+    """List what will be read: a folder may be one of links."""
+    from nsan.comparing.conditions import captures_in
+
+    return [capture for path in named for capture in captures_in(path)]
 
 
 def _filters(args: argparse.Namespace) -> dict[str, Any]:
@@ -168,6 +179,18 @@ def _filters(args: argparse.Namespace) -> dict[str, Any]:
         "pid": args.pid,
     }
     return {key: value for key, value in given.items() if value is not None}
+
+
+def _compared_or_refused(args: argparse.Namespace, conditions: list[list[Path]]) -> Comparison:
+    """Compare what was named; where that is refused, JSON holds the reasons."""
+    from nsan.comparing.comparability import NotComparableError
+
+    try:
+        return _compared(args, conditions)
+    except NotComparableError as error:
+        if args.format == "json" and error.comparison is not None:
+            write_document(args, error.comparison.to_dict(), str)
+        raise
 
 
 def _compared(args: argparse.Namespace, conditions: list[list[Path]]) -> Comparison:

@@ -18,6 +18,9 @@ _SUFFIXES: Final = (".html", ".htm")
 _LIVE: Final = "notebook-only"
 """Tag of cells about samples and views: a page has neither."""
 
+_MOST_NAMED: Final = 4
+"""Conditions that the title of a page names, or counts."""
+
 
 def check_report(args: argparse.Namespace) -> None:
     """Refuse a page that could not be written, before anything runs.
@@ -75,12 +78,17 @@ def write_report(
         for name in (for_kernel, lambda place: place.resolve().name)
     )
     ran = executed(own, _for_page(read_notebook(path)), (path.name, whole), shown)
-    names = [conditions[0][0], conditions[1][0]]
-    title = " and ".join(safe(place.resolve().name) for place in names) + " compared"
-    page = page_of(ran, title=title).encode()
+    page = page_of(ran, title=_title(conditions)).encode()
     write_file(own, lambda file: file.write_bytes(page))
     if not args.quiet:
         complain(f"the web page is {safe(args.report)}.")
+
+
+def _title(conditions: Sequence[Sequence[Path]]) -> str:
+    names = [safe(own[0].resolve().name) for own in conditions]
+    if len(names) > _MOST_NAMED:
+        names[_MOST_NAMED - 1 :] = [f"{len(names) - _MOST_NAMED + 1} more"]
+    return f"{', '.join(names[:-1])} and {names[-1]} compared"
 
 
 def _of_report(args: argparse.Namespace) -> argparse.Namespace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -79,7 +79,8 @@ def _write_perfetto(args: argparse.Namespace, place: Path) -> None:
     from nsan.exports.perfetto import write_perfetto
 
     asked = _asked(args)
-    missing = _guarded(asked, lambda: write_perfetto(asked, place))
+    with place.open("wb") as opened:
+        missing = _guarded(asked, lambda: write_perfetto(asked, opened))
     if not args.quiet:
         for each in missing:
             complain(f"Not in the file: {each}")
@@ -89,21 +90,34 @@ def _write_folder(args: argparse.Namespace) -> None:
     from nsan.exports.tables import Choice, check_choice, write_tables
     from nsan.io.tidy import put_in_place
 
-    tables = None if args.tables is None else _names(args.tables)
-    choice = Choice(args.to, tables, _names(args.analyses or ""))
+    choice = Choice(args.to, _names(args, "tables"), _names(args, "analyses") or ())
     check_choice(choice)
     place = _folder_place(args)
+    _refuse_snapshot(args, choice.analyses)
     asked = _asked(args)
     try:
         with put_in_place(place, "exporting") as folder:
-            _guarded(asked, lambda: write_tables(asked, folder, choice))
+            n_rows = _guarded(asked, lambda: write_tables(asked, folder, choice))
+            # What came there meanwhile is nobody's to lose.
+            _folder_place(args)
     except OSError as error:
         raise OutputWriteError(place, error.strerror or str(error)) from error
+    if not n_rows and not args.quiet:
+        complain(f"The tables are empty: {'filters left' if asked.filters else 'there is'} no row.")
+
+
+def _refuse_snapshot(args: argparse.Namespace, analyses: Sequence[str]) -> None:
+    """Refuse a snapshot that nothing is asked about, instead of ignoring it."""
+    from nsan.analysis.catalog import find
+
+    if args.snapshot and all(find(name).subject == "trace" for name in analyses):
+        msg = "No analysis of a snapshot is asked for: name some with --analyses, or leave --snapshot out."
+        raise UsageError(msg)
 
 
 def _folder_place(args: argparse.Namespace) -> Path:
     """Return the folder that was named, if it may be written: only an export of before is ever replaced."""
-    from nsan.exports.tables import INDEX
+    from nsan.exports.tables import foreign_files
 
     path = output_path(args)
     inputs = [each.resolve() for each in (args.trace, args.snapshot) if each is not None]
@@ -113,20 +127,28 @@ def _folder_place(args: argparse.Namespace) -> Path:
         return path
     if path.is_symlink() or not path.is_dir():
         raise PlaceTakenError(path, "is a file, and tables go into a folder")
-    if any(path.iterdir()) and not (path / INDEX).is_file():
-        raise PlaceTakenError(path, "is a folder with other files, not an export of tables")
+    if foreign := foreign_files(path):
+        raise PlaceTakenError(path, f"holds {foreign[0]!r}, which is of no export of tables")
     return path
 
 
-def _names(text: str) -> list[str]:
+def _names(args: argparse.Namespace, option: str) -> list[str] | None:
     """Read names with commas between them; dashes count as underscores, each counts once."""
-    names = [name.strip().replace("-", "_") for name in text.split(",")]
-    return list(dict.fromkeys(name for name in names if name))
+    given = getattr(args, option)
+    if given is None:
+        return None
+    names = [name.strip().replace("-", "_") for name in given.split(",")]
+    found = list(dict.fromkeys(name for name in names if name))
+    if not found:
+        msg = f"--{option} names none. Give names with commas between them, or leave it out."
+        raise UsageError(msg)
+    return found
 
 
 def _asked(args: argparse.Namespace) -> Asked:
-    """Open what was named, with its filters."""
+    """Open what was named, with its filters and without folders."""
     from nsan.asking import Asked
+    from nsan.exports.private import without_folders
     from nsan.opening import store_of
 
     path = located(args)
@@ -138,7 +160,9 @@ def _asked(args: argparse.Namespace) -> Asked:
         "device": args.gpu,
         "pid": args.pid,
     }
-    return Asked(path, args.snapshot, filters=filters)
+    asked = Asked(path, args.snapshot, filters=filters)
+    asked.whole, asked.trace = without_folders(asked.whole), without_folders(asked.trace)
+    return asked
 
 
 def _guarded(asked: Asked, write: Callable[[], T]) -> T:

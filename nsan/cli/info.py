@@ -11,6 +11,7 @@ from typing import Any, Final
 from nsan.cli.arguments import add_input, add_output, located, show_progress
 from nsan.cli.output import write_document
 from nsan.cli.summary import gpu_lines, health_text
+from nsan.cli.terminal import painter
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.tabular.text import Field, indented, name, table, word
 from nsan.text import safe
@@ -104,7 +105,9 @@ def _text(document: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
         head + "\n" + "\n".join(bullet + line for line in lines),
         _shown(table(capture, _CAPTURE_FIELDS, markdown=markdown), markdown=markdown),
         _shown(table(rows, _TABLE_FIELDS, markdown=markdown), markdown=markdown),
-        health_text(document["health"], verbose=True, markdown=markdown),
+        health_text(
+            document["health"], verbose=True, markdown=markdown, paint=painter(args.output)
+        ),
     ]
     if args.verbose:
         parts.append(f"store: {safe(folder)}")

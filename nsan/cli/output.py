@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsan.cli.arguments import write_file, write_result
 from nsan.cli.terminal import complain
 from nsan.errors import UsageError
 from nsan.tabular.text import Field, Row, csv_text, flat, json_text, table
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def write_table(
@@ -17,7 +20,7 @@ def write_table(
     rows: Sequence[Row],
     *,
     fields: Sequence[Field],
-    columns: Sequence[str],
+    columns: Sequence[str] | Mapping[str, pl.DataType],
     document: Mapping[str, Any],
     notes: Sequence[str],
 ) -> None:
@@ -31,8 +34,8 @@ def write_table(
         All rows of the table.
     fields : sequence of Field
         Columns for people.
-    columns : sequence of str
-        Columns for CSV and Parquet.
+    columns : sequence of str, or mapping of str to DataType
+        Columns for CSV and Parquet; with types where a column may hold no value from which its type would show.
     document : mapping
         What JSON holds.
     notes : sequence of str
@@ -48,7 +51,7 @@ def write_table(
     if args.format == "json":
         write_result(args, json_text(document))
     elif args.format == "csv":
-        write_result(args, csv_text(shown, columns))
+        write_result(args, csv_text(shown, list(columns)))
     else:
         _write_parquet(args, shown, columns)
     if not args.quiet:
@@ -83,11 +86,17 @@ def write_document(
         write_result(args, text())
 
 
-def _write_parquet(args: argparse.Namespace, rows: Sequence[Row], columns: Sequence[str]) -> None:
+def _write_parquet(
+    args: argparse.Namespace,
+    rows: Sequence[Row],
+    columns: Sequence[str] | Mapping[str, pl.DataType],
+) -> None:
     import polars as pl
 
-    if rows:
-        chosen = [{key: row[key] for key in columns} for row in rows]
+    chosen = [{key: row[key] for key in columns} for row in rows]
+    if isinstance(columns, Mapping):
+        frame = pl.DataFrame(chosen, schema=dict(columns))
+    elif rows:
         frame = pl.DataFrame(chosen, infer_schema_length=None)
     else:
         frame = pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))

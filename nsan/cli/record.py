@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nsan.cli.arguments import add_verbosity, show_progress, um_status
 from nsan.cli.summary import summary_text
-from nsan.cli.terminal import complain, emit
+from nsan.cli.terminal import coloured, complain, emit
 from nsan.errors import UsageError
 from nsan.tabular.text import json_text
 from nsan.units import NS_PER_S, format_time
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         emit(json_text({**summary, "recording": recording.to_dict()}))
     else:
-        emit(summary_text(summary, verbose=args.verbose))
+        emit(summary_text(summary, verbose=args.verbose, paint=coloured))
     args.trace = recording.report
     status = um_status(args, manifest)
     return 1 if recording.status_recorded else status

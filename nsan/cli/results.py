@@ -362,7 +362,7 @@ def _text(
     if not args.verbose:
         columns = [column for column in telling(columns, found) if column not in zero]
     fields = fields_of(columns)
-    hidden = [] if markdown or args.verbose else too_wide(rows, fields)
+    hidden = [] if markdown or args.verbose else too_wide(rows, fields, args.output)
     shown = [field for field in fields if field not in hidden]
     head = f"{'## ' * markdown}{analysis.question}"
     parts = [head]

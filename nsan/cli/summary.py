@@ -8,7 +8,7 @@ recorded says so, and how to record it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nsan.cli.arguments import (
@@ -19,7 +19,7 @@ from nsan.cli.arguments import (
     um_status,
 )
 from nsan.cli.output import write_document
-from nsan.cli.terminal import coloured
+from nsan.cli.terminal import painter
 from nsan.health import NVPROF_KINDS
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.reading import launched, reading
@@ -43,7 +43,13 @@ def run(args: argparse.Namespace) -> int:
     write_document(
         args,
         document,
-        lambda: summary_text(document, verbose=args.verbose, markdown=markdown, rows=args.rows),
+        lambda: summary_text(
+            document,
+            verbose=args.verbose,
+            markdown=markdown,
+            rows=args.rows,
+            paint=painter(args.output),
+        ),
     )
     return um_status(args, manifest)
 
@@ -54,6 +60,7 @@ def summary_text(
     verbose: bool = False,
     markdown: bool = False,
     rows: int | None = None,
+    paint: Callable[[str], str] = str,
 ) -> str:
     """Write a summary document for people.
 
@@ -67,6 +74,8 @@ def summary_text(
         Markdown instead of plain text.
     rows : int, optional
         At most so many rows of a table.
+    paint : callable
+        Colours a status.
 
     Returns
     -------
@@ -79,7 +88,7 @@ def summary_text(
         _migrations(document, rows, markdown=markdown),
         _faults(document, markdown=markdown),
         _driver_events(document),
-        health_text(document["health"], verbose=verbose, markdown=markdown),
+        health_text(document["health"], verbose=verbose, markdown=markdown, paint=paint),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -230,7 +239,13 @@ def _said(check: Mapping[str, Any]) -> bool:
     return str(check["id"]).endswith("_recorded")
 
 
-def health_text(health: list[Mapping[str, Any]], *, verbose: bool, markdown: bool) -> str:
+def health_text(
+    health: list[Mapping[str, Any]],
+    *,
+    verbose: bool,
+    markdown: bool,
+    paint: Callable[[str], str],
+) -> str:
     """Write what a reader should know before trusting the figures."""
     shown = [check for check in health if verbose or (check["status"] != "ok" and not _said(check))]
     shown += [check for check in health if check["id"] == "platform" and check not in shown]
@@ -240,7 +255,7 @@ def health_text(health: list[Mapping[str, Any]], *, verbose: bool, markdown: boo
     lines = [
         f"- **{check['status']}** {name(check['text'], markdown=True)}"
         if markdown
-        else f"  {coloured(check['status'])}{' ' * (8 - len(check['status']))}{safe(check['text'])}"
+        else f"  {paint(check['status'])}{' ' * (8 - len(check['status']))}{safe(check['text'])}"
         for check in shown
     ]
     return "\n".join([f"## {head}\n" if markdown else head, *lines])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from nsan.errors import OutputWriteError
@@ -31,6 +32,11 @@ def coloured(status: str) -> str:
     return status if plain or status not in _COLOURS else f"\x1b[{_COLOURS[status]}m{status}\x1b[0m"
 
 
+def painter(output: Path | None) -> Callable[[str], str]:
+    """Choose how a status is written: with :func:`coloured`, but plain into a file that was named."""
+    return coloured if output is None else str
+
+
 def complain(message: object) -> None:
     """Write a message to stderr, line by line, harmless whatever names it holds."""
     lines = "\n".join(safe(line) for line in str(message).split("\n"))
@@ -46,8 +52,8 @@ def emit(text: str) -> None:
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def too_wide(rows: Sequence[Row], fields: Sequence[Field]) -> list[Field]:
-    """Find the columns, from the right, that do not fit the terminal."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
+def too_wide(rows: Sequence[Row], fields: Sequence[Field], output: Path | None) -> list[Field]:
+    """Find the columns, from the right, that do not fit the terminal; a file is as wide as a pipe."""
+    terminal = output is None and sys.stdout is not None and sys.stdout.isatty()
     room = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
     return hidden_fields(rows, fields, room)

@@ -6,15 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from nsan.comparing.findings import Finding
+from nsan.comparing.findings import Finding, Side
 from nsan.comparing.programs import in_common, launch_shares, with_old_names
 from nsan.health import NVPROF_KINDS
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.tabular.notes import few, table_word
 from nsan.text import shortened
+from nsan.units import format_time
 
 if TYPE_CHECKING:
-    from nsan.comparing.findings import Bars, Level, Side
+    from nsan.comparing.findings import Bars, Level
     from nsan.comparing.profile import Profile
 
 _TRACED: Final = ("gpu_faults", "cpu_faults")
@@ -22,7 +23,7 @@ _TRACED: Final = ("gpu_faults", "cpu_faults")
 
 _HARDLY: Final = 0.1
 _HALF: Final = 0.5
-"""Shares of launches that two programs have in common."""
+"""Shares: of launches that two programs have in common, of work that is in steps."""
 
 _MUCH_LOST: Final = 0.02
 _INTERPRETERS: Final = re.compile(
@@ -35,7 +36,8 @@ _INTERPRETERS: Final = re.compile(
 
 
 def of_one(side: Side) -> Iterator[Finding]:
-    """Look at the recordings of a condition, whether there is anything, and all of it."""
+    """Look at the recordings of a condition, whether there is anything, and all of it; and of one program."""
+    yield from _repetitions(side)
     about = (side.label,)
     for run in side.runs:
         who = _named(side.label, [run])
@@ -184,6 +186,8 @@ def _settings(base: Side, other: Side) -> Iterator[Finding]:
     for each in _SETTINGS:
         values = [_distinct(map(each.value_of, side.runs)) for side in (base, other)]
         known = set(values[0] + values[1]) - {""}
+        if each.id == "gpu" and len(known) == 1 and "" in values[0] + values[1]:
+            yield _unknown_gpu(base, other)
         if len(known) < 2:
             continue
         if each.implied_by & told:
@@ -195,6 +199,14 @@ def _settings(base: Side, other: Side) -> Iterator[Finding]:
         )
         text = f"{' and '.join(both)} {each.what}. {said}. {each.advice}".rstrip()
         yield Finding(each.id, each.level, both, text, each.bars)
+
+
+def _unknown_gpu(base: Side, other: Side) -> Finding:
+    """Say of which conditions the GPU is not known, where it is of the rest."""
+    both = (base.label, other.label)
+    which = [side.label for side in (base, other) if "" in map(_gpus, side.runs)]
+    text = f"The GPU of {' and '.join(which)} is not known: whether all ran on the same one cannot be told."
+    return Finding("gpu_unknown", "warn", both, text)
 
 
 def _distinct(values: Iterable[str]) -> list[str]:
@@ -249,11 +261,58 @@ def _same_file(base: Side, other: Side) -> Iterator[Finding]:
         yield Finding("same_run", "warn", both, text)
 
 
+def steps_without_work(sides: Sequence[Side]) -> Iterator[Finding]:
+    """Look for steps outside of which most of the work is: their time says little of the program.
+
+    Parameters
+    ----------
+    sides : sequence of Side
+        The conditions, measured.
+
+    Yields
+    ------
+    Finding
+        For each condition of which a run is so.
+    """
+    for side in sides:
+        for run in side.runs:
+            busy = run.summary["kernels"]["busy_ns"]
+            if run.steps_ns is None or not busy or run.steps_ns >= _HALF * busy:
+                continue
+            text = (
+                f"{_named(side.label, [run])}: its steps last {format_time(run.steps_ns)} in all, its kernels "
+                f"{format_time(busy)}. Most work is outside of the steps, as where their range only encloses "
+                "launches: compare duration_ns, or end the range after a synchronisation."
+            )
+            yield Finding("steps", "warn", (side.label,), text)
+            break
+
+
 # Programs -------------------------------------------------------------------------------------------
 
 
 def _programs(base: Side, other: Side) -> Iterator[Finding]:
-    """Look whether both run the same program: by the names of processes, and what kernels they have in common."""
+    """Look whether both run the same program."""
+    yield from _one_program((base.label, other.label), base, other)
+
+
+def _repetitions(side: Side) -> Iterator[Finding]:
+    """Look whether all runs of a condition are of one program: each against the first."""
+    first, *rest = side.runs
+    pairs = [
+        (
+            Side(f"{side.label} ({shortened(first.name, 60)})", [first]),
+            Side(f"{side.label} ({shortened(run.name, 60)})", [run]),
+        )
+        for run in rest
+    ]
+    found = [each for pair in pairs for each in _one_program((side.label,), *pair)]
+    # One of them says enough.
+    yield from sorted(found, key=lambda each: each.level != "refuse")[:1]
+
+
+def _one_program(about: tuple[str, ...], base: Side, other: Side) -> Iterator[Finding]:
+    """Look for two programs: by the names of processes, and what kernels they have in common."""
     both, sides = (base.label, other.label), (base, other)
     names = [_distinct(name for run in side.runs for name in _processes(run)) for side in sides]
     known = all(names)
@@ -276,10 +335,10 @@ def _programs(base: Side, other: Side) -> Iterator[Finding]:
     )
     if hardly:
         text = f"{' and '.join(both)} run different programs: hardly a kernel is in both. {' '.join(said)}"
-        yield Finding("program", "refuse", both, text, "all")
+        yield Finding("program", "refuse", about, text, "all")
         return
     text = f"{' and '.join(both)} may be different programs. {' '.join(said)}"
-    yield Finding("program_names", "warn", both, text)
+    yield Finding("program_names", "warn", about, text)
 
 
 def _processes(run: Profile) -> list[str]:

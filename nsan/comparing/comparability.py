@@ -14,6 +14,7 @@ from nsan.errors import NsanError
 from nsan.text import shortened
 
 if TYPE_CHECKING:
+    from nsan.comparing.document import Comparison
     from nsan.comparing.figures import PlaceFigure, RunFigure
     from nsan.comparing.findings import Bars, Finding, Side
 
@@ -38,10 +39,11 @@ _WORDS: Final = {
 
 
 class NotComparableError(NsanError):
-    """Conditions cannot be compared; ``findings`` holds each reason."""
+    """Conditions cannot be compared; ``findings`` holds each reason, ``comparison`` the document without figures."""
 
     def __init__(self, findings: Sequence[Finding], exit_code: int = 1) -> None:
         self.findings, self.exit_code = tuple(findings), exit_code
+        self.comparison: Comparison | None = None
         reasons = "\n".join(f"  {shortened(each.text, 600)}" for each in findings)
         super().__init__(
             f"These are not comparable:\n{reasons}\nTo see the figures all the same, without a verdict where this "

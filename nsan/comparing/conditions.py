@@ -12,8 +12,12 @@ from typing import Final
 from nsan.errors import InputMissingError, NoPermissionError, NsanError, UsageError
 from nsan.io.manifest import is_store
 from nsan.io.probe import CAPTURE_SUFFIXES, display_name, identify, is_folder
+from nsan.tabular.notes import few
+from nsan.text import shortened
 
 MOST_CONDITIONS: Final = len(ascii_uppercase)
+_EXPORTED: Final = ("_pqtdir", "_arwdir")
+"""What nsys puts behind the name of a report whose tables it exports into a folder."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +104,13 @@ def _condition(label: str, paths: Sequence[Path]) -> Condition:
 
 def _runs(captures: Sequence[Path]) -> Iterable[Run]:
     """Name each run by its file, and by its folder too where files are alike."""
-    names = [display_name(capture) for capture in captures]
+    names, told = [display_name(capture) for capture in captures], list[str]()
     for capture, name in zip(captures, names, strict=True):
         is_alone = names.count(name) == 1
-        yield Run(name if is_alone else f"{_name(capture.resolve().parent)}/{name}", capture)
+        told.append(name if is_alone else f"{_name(capture.resolve().parent)}/{name}")
+    for number, (capture, name) in enumerate(zip(captures, told, strict=True)):
+        again = told[:number].count(name)
+        yield Run(f"{name} ({again + 1})" if again else name, capture)
 
 
 def _name(path: Path) -> str:
@@ -126,18 +133,24 @@ def captures_in(path: Path) -> list[Path]:
     Raises
     ------
     NsanError
-        If there is nothing, it may not be read, or a folder has no capture.
+        If there is nothing, it may not be read, or a folder has no capture, or both captures and folders of them.
     """
     if not is_folder(path) or _is_capture_folder(path):
         return [path]
-    found = _files(path)
-    if not found:
-        folders = sorted((each for each in _inside(path) if each.is_dir()), key=_by_number)
-        found = [
-            capture
-            for folder in folders
-            for capture in ([folder] if _is_capture_folder(folder) else _files(folder))
-        ]
+    files = _files(path)
+    folders = sorted((each for each in _inside(path) if each.is_dir()), key=_by_number)
+    inside = {
+        folder: [folder] if _is_capture_folder(folder) else _files(folder) for folder in folders
+    }
+    exported = {file.stem + end for file in files for end in _EXPORTED}
+    deeper = [each for each, captures in inside.items() if captures and each.name not in exported]
+    if files and deeper:
+        msg = (
+            f"{_name(path)} has captures, and folders of captures: {few((shortened(_name(each), 60) for each in deeper), 3)}. "
+            "Which are its runs? Put them into a folder of their own, or name them one by one."
+        )
+        raise UsageError(msg)
+    found = files or [capture for captures in inside.values() for capture in captures]
     if not found:
         msg = f"{_name(path)} is a folder without a capture. Give a trace, or a folder of traces."
         raise UsageError(msg)
@@ -165,13 +178,15 @@ def _is_capture_folder(folder: Path) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     """List the captures that lie in a folder itself."""
-    newest: dict[str, Path] = {}
+    newest: dict[tuple[str, bool], Path] = {}
     for file in sorted(_inside(folder), key=_by_number):
         if not _is_capture(file):
             continue
-        other = newest.get(file.stem)
+        of_nsys = file.suffix in CAPTURE_SUFFIXES
+        key = (file.stem if of_nsys else file.name.removesuffix(".gz"), of_nsys)
+        other = newest.get(key)
         if other is None or file.stat().st_mtime_ns > other.stat().st_mtime_ns:
-            newest[file.stem] = file
+            newest[key] = file
     return [*newest.values()]
 
 

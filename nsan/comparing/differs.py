@@ -22,8 +22,8 @@ Values = tuple[float | None, ...]
 _NEAR: Final = {"byte": 0.01, "number": 0.05}
 """By unit: values that are nearer to each other are the same."""
 
-_MOST_KERNELS: Final = 20
-"""Kernels of one condition only that are told, the most frequent first."""
+_MOST_NAMES: Final = 20
+"""Kernels, and NVTX ranges, of one condition only that are told, the most frequent first."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Difference:
     condition : str
         Label of the condition that is compared with the base.
     what : str
-        "call", "kernel", "launches", "managed_allocations", "managed_bytes", "steps", "gpu_memory",
+        "call", "kernel", "launches", "range", "managed_allocations", "managed_bytes", "steps", "gpu_memory",
         "room", "oversubscription_factor", "observed_factor" or "full" (values are bytes evicted).
     name : str
-        Name of the call or kernel, else "".
+        Name of the call, kernel or NVTX range, else "".
     unit : str
         Of the values.
     base, other : tuple of float or None
@@ -71,11 +71,13 @@ def differences(
     Returns
     -------
     list of Difference
-        What the driver is told first, then launches, memory and steps.
+        What the driver is told first, then launches, ranges, memory and steps.
     """
     labels = (base.label, other.label)
-    found = [*_calls(base, other), *_kernels(base, other)]
+    found = [*_calls(base, other), *_kernels(base, other), *_ranges(base, other)]
     for what, unit, value_of in _FIGURES:
+        if what == "oversubscription_factor" and _is_full(base, other):
+            continue  # what a full GPU held says more than what was to be left of it
         values = tuple(tuple(map(value_of, side.runs)) for side in (base, other))
         found += _told(labels, (what, "", unit), values)
     found += _fullness(base, other)
@@ -108,22 +110,45 @@ def _rank(name: str) -> tuple[int, str]:
 
 def _kernels(base: Side, other: Side) -> Iterator[Difference]:
     """Find kernels that only one of the programs launches."""
-    sides, labels = (base, other), (base.label, other.label)
-    launches = [[plain_launches(run.kernels) for run in side.runs] for side in sides]
+    launches = [[plain_launches(run.kernels) for run in side.runs] for side in (base, other)]
     if not all(run for side in launches for run in side):
         return
+    labels = (base.label, other.label)
+    yield from _of_one_only(labels, ("kernel", "launches"), launches)
+    values = tuple(tuple(sum(run.values()) for run in side) for side in launches)
+    yield from _told(labels, ("launches", "", "launches"), values)
+
+
+def _ranges(base: Side, other: Side) -> Iterator[Difference]:
+    """Find NVTX ranges that only one of the programs has."""
+    ranges = [[run.ranges for run in side.runs] for side in (base, other)]
+    known = [[run for run in side if run is not None] for side in ranges]
+    if known == ranges:
+        yield from _of_one_only((base.label, other.label), ("range", "ranges"), known)
+
+
+def _of_one_only(
+    labels: tuple[str, str],
+    about: tuple[str, str],
+    counts: Sequence[Sequence[Mapping[str, int]]],
+) -> Iterator[Difference]:
+    """Tell names that only one side has, of what all runs of both have by name."""
+    what, unit = about
     often = [
         {name: max(run.get(name, 0) for run in side) for run in side for name in run}
-        for side in launches
+        for side in counts
     ]
     only = {**often[0], **often[1]}
     for name in often[0].keys() & often[1].keys():
         del only[name]
-    for name in sorted(only, key=lambda name: (-only[name], name))[:_MOST_KERNELS]:
-        values = tuple(tuple(run.get(name, 0) for run in side) for side in launches)
-        yield from _told(labels, ("kernel", name, "launches"), values)
-    values = tuple(tuple(sum(run.values()) for run in side) for side in launches)
-    yield from _told(labels, ("launches", "", "launches"), values)
+    for name in sorted(only, key=lambda name: (-only[name], name))[:_MOST_NAMES]:
+        values = tuple(tuple(run.get(name, 0) for run in side) for side in counts)
+        yield from _told(labels, (what, name, unit), values)
+
+
+def _is_full(*sides: Side) -> bool:
+    """Say whether a GPU was full in a run."""
+    return any("observed_factor" in run.memory for side in sides for run in side.runs)
 
 
 def _fullness(base: Side, other: Side) -> Iterator[Difference]:
@@ -177,11 +202,13 @@ _WRITERS: Final[Mapping[str, Callable[[float], str]]] = {
     "number": lambda value: f"{value:.3g}",
     "calls": lambda value: counted(round(value), "call") if value else "none",
     "launches": lambda value: counted(round(value), "launch", "launches") if value else "none",
+    "ranges": lambda value: format_count(round(value)) if value else "none",
 }
 _LABELS: Final = {
     "call": "{name}",
     "kernel": "Kernel {name}",
     "launches": "Kernels",
+    "range": "NVTX range {name}",
     "managed_allocations": "Managed allocations",
     "managed_bytes": "Managed bytes allocated",
     "gpu_memory": "GPU memory",

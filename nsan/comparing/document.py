@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from nsan.analysis.compare.movers import Judging, movers
+from nsan.analysis.compare.movers import Judging, movers, pairs_of
+from nsan.analysis.compare.tables import MOVERS
 from nsan.asking import Asked
-from nsan.comparing.comparability import barred, comparability, refuse
+from nsan.comparing.checks import steps_without_work
+from nsan.comparing.comparability import NotComparableError, barred, comparability, refuse
 from nsan.comparing.conditions import find_conditions
+from nsan.comparing.copies import copies
 from nsan.comparing.differs import differences
 from nsan.comparing.figures import CAUSES, FIGURES
 from nsan.comparing.findings import Side
-from nsan.comparing.gates import judge, parse_gate
-from nsan.comparing.measuring import Asking, measure
-from nsan.comparing.profile import memory_of, profile_of
+from nsan.comparing.gates import Gated, judge, parse_gate
+from nsan.comparing.measuring import Asking, count_places, measure, most_important
+from nsan.comparing.profile import memory_of, profile_of, steps_of
 from nsan.contract import SCHEMA
 from nsan.info import MODEL_KIND
 from nsan.tabular.notes import table_word
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from nsan.comparing.conditions import Condition, Run
     from nsan.comparing.differs import Difference
     from nsan.comparing.findings import Finding
-    from nsan.comparing.gates import Gate, Gated
+    from nsan.comparing.gates import Gate
     from nsan.comparing.profile import Profile
 
 _QUESTION: Final = "What differs, and is it more than runs differ anyway?"
@@ -56,6 +59,8 @@ class Comparison:
         By label: steps of each run, where steps were found.
     asking, judging : Asking, Judging
         What was asked for, and how strictly it was judged.
+    n_places : dict
+        By scope: ranges and kernels that were found, also those that ``movers`` leaves out.
     """
 
     sides: tuple[Side, ...]
@@ -66,6 +71,7 @@ class Comparison:
     n_steps: Mapping[str, Sequence[int]]
     asking: Asking
     judging: Judging
+    n_places: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_failed(self) -> bool:
@@ -85,6 +91,7 @@ class Comparison:
             "filters": {key: each for key, each in filters.items() if each not in ("", [], None)},
             "comparable": [asdict(each) for each in self.comparable],
             "differs": [asdict(each) for each in self.differs],
+            "places": dict(self.n_places),
             "movers": [_plain(row) for row in self.movers.iter_rows(named=True)],
             "record": to_record(self.sides),
             "gates": [each.to_dict() for each in self.gates],
@@ -163,18 +170,24 @@ def compare(
         [Path(each) if isinstance(each, str | Path) else [*map(Path, each)] for each in conditions]
     )
     sides = [_side(condition, asking) for condition in found]
-    findings = comparability(sides)
+    findings = [*comparability(sides), *copies(found)]
     if not anyway:
-        refuse(findings, sides)
+        try:
+            refuse(findings, sides)
+        except NotComparableError as error:
+            error.comparison = _refused(sides, findings, gates, (asking, judging))
+            raise
     else:
         findings = [replace(each, level="warn") for each in findings]
-    memory: dict[tuple[str, str], dict[str, float]] = {}
+    seen: dict[str, list[dict[str, Any]]] = {side.label: [] for side in sides}
 
-    def look(condition: Condition, run: Run, asked: Asked) -> None:
-        memory[condition.label, run.name] = memory_of(asked)
+    def look(condition: Condition, _: Run, asked: Asked) -> None:
+        steps = steps_of(asked, asking.nvtx) if "step" in asking.scopes else None
+        seen[condition.label].append({"memory": memory_of(asked), "steps_ns": steps})
 
     samples = measure(found, asking, tell, look)
-    sides = [_with_memory(side, memory) for side in sides]
+    sides = [_with(side, seen[side.label]) for side in sides]
+    findings = [*findings, *steps_without_work(sides)]
     return _judged(sides, findings, samples, gates, (asking, judging))
 
 
@@ -186,9 +199,25 @@ def _side(condition: Condition, asking: Asking) -> Side:
     return Side(condition.label, runs, condition.name)
 
 
-def _with_memory(side: Side, memory: Mapping[tuple[str, str], Mapping[str, float]]) -> Side:
-    runs = [replace(run, memory=memory[side.label, run.name]) for run in side.runs]
+def _with(side: Side, seen: Sequence[Mapping[str, Any]]) -> Side:
+    """Add to the profile of each run what was seen while it was measured, run by run."""
+    runs = [replace(run, **each) for run, each in zip(side.runs, seen, strict=True)]
     return side._replace(runs=runs)
+
+
+def _refused(
+    sides: Sequence[Side],
+    findings: Sequence[Finding],
+    gates: Sequence[Gate],
+    how: tuple[Asking, Judging],
+) -> Comparison:
+    """Say that nothing was compared: the reasons, and no limit decided."""
+    labels = [side.label for side in sides[1:]]
+    gated = (
+        Gated(gate, label, "undecided", "not comparable.") for gate in gates for label in labels
+    )
+    nothing = MOVERS.empty().collect()
+    return Comparison(tuple(sides), tuple(findings), (), nothing, tuple(gated), {}, *how)
 
 
 def _judged(
@@ -202,19 +231,40 @@ def _judged(
     base, *others = sides
     asking, judging = how
     bars = barred(findings, FIGURES, [side.label for side in others])
-    found = movers(samples, FIGURES, judging, bars)
     n_steps = _step_counts(samples)
-    rows = found.to_dicts() if gates else []
     return Comparison(
         tuple(sides),
         tuple(findings),
         tuple(each for other in others for each in differences(base, other, n_steps)),
-        found,
-        tuple(judge(gates, rows, to_record(sides))),
+        movers(_shown(samples, asking, gates), FIGURES, judging, bars),
+        tuple(_gated(samples, gates, bars, (sides, judging))),
         n_steps,
         asking,
         judging,
+        count_places(samples),
     )
+
+
+def _shown(samples: pl.DataFrame, asking: Asking, gates: Sequence[Gate]) -> pl.DataFrame:
+    """Leave the places with most time, and those that limits name."""
+    named = [(FIGURES[gate.figure].scope, gate.place) for gate in gates if gate.place is not None]
+    return most_important(samples, asking.most_places, named)
+
+
+def _gated(
+    samples: pl.DataFrame,
+    gates: Sequence[Gate],
+    bars: Mapping[tuple[str, str], str],
+    how: tuple[Sequence[Side], Judging],
+) -> list[Gated]:
+    """Hold what was measured against limits, of all places."""
+    if not gates:
+        return []
+    sides, judging = how
+    mine = samples.filter(pl.col("figure").is_in([gate.figure for gate in gates]))
+    others = [side.label for side in sides[1:]]
+    pairs = pairs_of(mine, FIGURES, bars)
+    return judge(gates, pairs, others, to_record(sides), judging.confidence)
 
 
 def _step_counts(samples: pl.DataFrame) -> dict[str, list[int]]:

@@ -3,6 +3,11 @@
 A gate says when to fail: FIGURE, an operator and a limit. ``+10%`` and ``-10%`` are a change against the base,
 ``+5ms``, ``+1GiB`` and ``+3`` a difference, and a limit without a sign is one of the value itself. Of figures
 of NVTX ranges and kernels ``FIGURE@NAME`` means one of them; without it each counts.
+
+What is tested is whether a figure is beyond its limit, not whether it moved: the values of the other condition
+against those of the base with the limit added, by the test of verdicts
+(:func:`nsan.analysis.compare.statistics.means_differ`). All that is tested of one condition is one family (Holm).
+Where no noise is known, the limit alone decides.
 """
 
 from __future__ import annotations
@@ -16,12 +21,14 @@ from difflib import get_close_matches
 from math import isclose
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from nsan.analysis.compare.statistics import holm, means_differ
 from nsan.comparing.writing import written
 from nsan.errors import BadSizeError, BadTimeError, UsageError
 from nsan.text import shortened
 from nsan.units import parse_size, parse_time
 
 if TYPE_CHECKING:
+    from nsan.analysis.compare.movers import Pair
     from nsan.analysis.compare.tables import Measure
 
 Of = Literal["change", "difference", "value"]
@@ -35,6 +42,8 @@ _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<=": operator.le,
 }
 _NUMBER: Final = re.compile(r"\d{1,15}(\.\d{1,9})?")
+_ROUNDING: Final = 1e-12
+_NOISE: Final = ": beyond the limit, but within noise"
 _FORM: Final = (
     "Write FIGURE, an operator (> < >= <=) and a limit: migrations.bytes>+10%, duration_ns>+5ms, "
     "gpu_faults.rows>+3, step.time_ns>120ms, range.fault_rows@forward>+10%."
@@ -161,6 +170,10 @@ def parse_gate(text: str, figures: Mapping[str, Measure]) -> Gate:
         raise BadGateError(
             text, f"{name} has no place; @NAME is for figures of ranges and kernels."
         )
+    if at and not place.strip():
+        raise BadGateError(text, "behind @ there is no name.")
+    if any(sign.isdigit() and not sign.isascii() for sign in found["limit"]):
+        raise BadGateError(text, f"{shortened(found['limit'].strip(), 40)!r} is no limit.")
     of, limit = _limit(text, found["limit"].strip(), figure.unit)
     return Gate(text, name, place if at else None, found["op"], of, limit)
 
@@ -194,18 +207,27 @@ def _amount(text: str, size: str, unit: str) -> float:
 
 
 def judge(
-    gates: Iterable[Gate], rows: Sequence[Mapping[str, Any]], record: Mapping[str, str]
+    gates: Sequence[Gate],
+    pairs: Sequence[Pair],
+    conditions: Iterable[str],
+    record: Mapping[str, str],
+    confidence: float = 0.95,
 ) -> list[Gated]:
     """Hold figures against their limits.
 
     Parameters
     ----------
-    gates : iterable of Gate
+    gates : sequence of Gate
         The limits.
-    rows : sequence of mapping
-        Of ``MOVERS``.
+    pairs : sequence of Pair
+        What was measured, of :func:`nsan.analysis.compare.movers.pairs_of`: of all places, also of those that
+        have no row in ``MOVERS``.
+    conditions : iterable of str
+        Labels of all conditions that are compared with the base.
     record : mapping of str to str
         By figure: what would record it, for people.
+    confidence : float, default 0.95
+        1 less this is how often noise alone may bring any figure of a condition beyond its limit.
 
     Returns
     -------
@@ -213,38 +235,90 @@ def judge(
         One for each gate and condition. A figure that is not known, or that may not be judged as the conditions
         are not comparable in it, decides nothing.
     """
-    conditions = list(dict.fromkeys(row["condition"] for row in rows))
-    return [_judged(gate, label, rows, record) for gate in gates for label in conditions]
-
-
-def _judged(
-    gate: Gate, condition: str, rows: Sequence[Mapping[str, Any]], record: Mapping[str, str]
-) -> Gated:
-    mine = [
-        row
-        for row in rows
-        if row["condition"] == condition
-        and row["figure"] == gate.figure
-        and gate.place in {None, row["place"]}
+    by_condition = {
+        label: _judged(
+            gates, [pair for pair in pairs if pair.found["condition"] == label], 1 - confidence
+        )
+        for label in conditions
+    }
+    return [
+        _outcome(gate, label, held[at], record)
+        for at, gate in enumerate(gates)
+        for label, held in by_condition.items()
     ]
-    if not mine:
-        return Gated(gate, condition, "undecided", _nothing(gate))
-    found = [_held(gate, row, record) for row in mine]
+
+
+@dataclass
+class _Held:
+    """One figure held against a limit: ``p`` is how likely noise alone brings it beyond, None where that is not asked."""
+
+    pair: Pair
+    is_beyond: bool
+    p: float | None = None
+    is_noise: bool = False
+
+
+def _judged(gates: Sequence[Gate], pairs: Sequence[Pair], level: float) -> list[list[_Held]]:
+    """Hold the figures of one condition against all limits; what is tested is one family."""
+    held = [[_held(gate, pair) for pair in pairs if _is_about(gate, pair)] for gate in gates]
+    tested = [(each, each.p) for mine in held for each in mine if each.p is not None]
+    for (each, _), p in zip(tested, holm([p for _, p in tested]), strict=True):
+        each.is_noise = p > level
+    return held
+
+
+def _is_about(gate: Gate, pair: Pair) -> bool:
+    return gate.figure == pair.found["figure"] and gate.place in {None, pair.found["place"]}
+
+
+def _held(gate: Gate, pair: Pair) -> _Held:
+    """Hold one figure against a limit."""
+    row = pair.found
+    if row["verdict"] == "unknown" or _is_barred(row):
+        return _Held(pair, is_beyond=False)
+    limit = gate.limit if gate.of == "value" else _shifted(gate, row["base"])
+    value = row["other"]
+    if isclose(value, limit, rel_tol=_ROUNDING):
+        value = limit  # 100 * 1.2 is a little less than 120
+    found = _Held(pair, _OPERATORS[gate.operator](value, limit))
+    if gate.of == "value" or row["noise"] == "none" or (pair.is_constant and value == limit):
+        return found
+    shifted = _shifted(gate, pair.base)
+    p = means_differ(shifted, pair.other, pair.grain).p
+    if p > 0:  # without any spread the limit alone decides
+        found.p = p
+    return found
+
+
+def _shifted(gate: Gate, base: Any) -> Any:
+    """Add the limit to values of the base."""
+    return base * (1 + gate.limit) if gate.of == "change" else base + gate.limit
+
+
+def _outcome(gate: Gate, condition: str, held: Sequence[_Held], record: Mapping[str, str]) -> Gated:
+    """Put together what became of all that a gate is about."""
+    if not held:
+        return Gated(gate, condition, "undecided", _nothing(gate, record))
+    found = [_said(gate, each, record) for each in held]
     for outcome in ("failed", "undecided"):
         if texts := [text for each, text in found if each == outcome]:
             return Gated(gate, condition, outcome, _joined(texts))
-    beyond = [text for _, text in found if "within noise" in text]
+    beyond = [text for _, text in found if text.endswith(_NOISE)]
     return Gated(gate, condition, "passed", _joined(beyond or [text for _, text in found]))
 
 
-def _nothing(gate: Gate) -> str:
-    if gate.place is not None:
-        return f"there is no {gate.figure.partition('.')[0]} {shortened(gate.place, 60)} in either."
+def _nothing(gate: Gate, record: Mapping[str, str]) -> str:
+    """Say that there is nothing to hold against a limit."""
     scope = gate.figure.partition(".")[0]
+    if gate.figure in record:
+        return f"no {gate.figure} was found. {record[gate.figure]}"
+    if gate.place is not None:
+        what = {"range": "NVTX range"}.get(scope, scope)
+        return f"there is no {what} {shortened(gate.place, 60)} in any run."
     how = {
-        "step": "mark steps with an NVTX range and name it with --nvtx",
-        "range": "add --by range, and mark ranges with NVTX",
-        "kernel": "add --by kernel",
+        "step": "no run has warm steps: mark steps with an NVTX range and name it with --nvtx",
+        "range": "no run has NVTX ranges: mark ranges with NVTX, and record them",
+        "kernel": "no run has kernels, or they were not recorded",
     }.get(scope, "it was not measured")
     return f"no {gate.figure} was found: {how}."
 
@@ -254,8 +328,9 @@ def _joined(texts: Sequence[str]) -> str:
     return "; ".join(texts[:3]) + more
 
 
-def _held(gate: Gate, row: Mapping[str, Any], record: Mapping[str, str]) -> tuple[Outcome, str]:
-    """Hold one row against a limit."""
+def _said(gate: Gate, held: _Held, record: Mapping[str, str]) -> tuple[Outcome, str]:
+    """Say what became of one figure."""
+    row = held.pair.found
     where = f"{shortened(row['place'], 40)}: " if row["place"] else ""
     if row["verdict"] == "unknown":
         how = record.get(gate.figure, "")
@@ -265,15 +340,12 @@ def _held(gate: Gate, row: Mapping[str, Any], record: Mapping[str, str]) -> tupl
         )
     if _is_barred(row):
         return "undecided", f"{where}{row['reason']}."
-    value = _value(gate, row)
-    if isclose(value, gate.limit, rel_tol=1e-9):
-        value = gate.limit  # 120 / 100 - 1 is a little less than 0.2
-    said = where + _said(gate, row)
-    if not _OPERATORS[gate.operator](value, gate.limit):
+    said = where + _numbers(gate, row)
+    if not held.is_beyond:
         return "passed", said
-    if gate.of == "value" or row["noise"] == "none" or row["verdict"] in {"more", "less"}:
-        return "failed", said
-    return "passed", f"{said}: beyond the limit, but within noise ({row['verdict']})"
+    if held.is_noise:
+        return "passed", said + _NOISE
+    return "failed", said
 
 
 def _is_barred(row: Mapping[str, Any]) -> bool:
@@ -281,18 +353,7 @@ def _is_barred(row: Mapping[str, Any]) -> bool:
     return row["verdict"] == "unjudged" and str(row["reason"]).startswith("not comparable")
 
 
-def _value(gate: Gate, row: Mapping[str, Any]) -> float:
-    """Give what is limited; any growth from 0 is beyond each share."""
-    if gate.of == "value":
-        return float(row["other"])
-    if gate.of == "difference":
-        return float(row["difference"])
-    if row["change"] is not None:
-        return float(row["change"])
-    return float("inf") if row["difference"] > 0 else 0.0
-
-
-def _said(gate: Gate, row: Mapping[str, Any]) -> str:
+def _numbers(gate: Gate, row: Mapping[str, Any]) -> str:
     unit = row["unit"]
     both = f"{written(row['base'], unit)} -> {written(row['other'], unit)}"
     if gate.of == "value":

@@ -16,6 +16,8 @@ from nsan.asking import Asked
 from nsan.comparing.figures import FIGURES, PlaceFigure, RunFigure, is_known
 from nsan.errors import UsageError
 from nsan.info import MODEL_KIND
+from nsan.text import shortened
+from nsan.units import counted
 from nsan.waiting import by_kernel
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class Asking:
     warmup : int
         Steps at the beginning of each run that are left out.
     most_places : int
-        Ranges, and kernels, that are compared: those in which all runs together spend most time.
+        Ranges, and kernels, that :func:`most_important` leaves: those in which all runs together spend most time.
     filters : dict
         Of :meth:`nsan.Trace.filter`, for all runs.
     """
@@ -79,14 +81,16 @@ def measure(
     DataFrame, ``SAMPLES``
         By condition and run. What a run has not recorded is null. A range or kernel that a run does not
         have, but another one has, is 0 there: of ranges where NVTX was recorded, of kernels where those were.
+        All ranges and kernels; see :func:`most_important`.
 
     Raises
     ------
     NsanError
-        If a trace cannot be opened.
+        If a trace cannot be opened, no run has the range that was named for steps, or no run has a step left
+        after the warm-up that was asked for.
     """
     asking = asking or Asking()
-    parts = []
+    parts, n_steps = [], list[int]()
     for condition in conditions:
         for number, run in enumerate(condition.runs):
             if tell is not None:
@@ -96,7 +100,32 @@ def measure(
                 look(condition, run, asked)
             own = {"condition": pl.lit(condition.label), "run": pl.lit(number, pl.Int64)}
             parts.append(measure_run(asked, asking).with_columns(**own).select(SAMPLES.cast()))
-    return _completed(pl.concat([SAMPLES.empty().collect(), *parts]), asking.most_places)
+            if "step" in asking.scopes:
+                n_steps.append(_count_steps(asked, asking))
+    if n_steps:
+        _check_steps(max(n_steps), asking)
+    return _completed(pl.concat([SAMPLES.empty().collect(), *parts]))
+
+
+def _count_steps(asked: Asked, asking: Asking) -> int:
+    """Count the steps of a run, warm or not."""
+    found = asked.rows_of("iterations", _step_options(asking))
+    return 0 if found is None else int(found["step_id"].n_unique() - found["step_id"].has_nulls())
+
+
+def _check_steps(most: int, asking: Asking) -> None:
+    """Refuse what was asked of steps where no run can answer it."""
+    if asking.nvtx and not most:
+        msg = f"No run has steps by the NVTX range {shortened(asking.nvtx, 60)!r}: `nsan attribute TRACE --by nvtx` lists the ranges of a run."
+        raise UsageError(msg)
+    if most and asking.warmup > Asking().warmup and asking.warmup >= most:
+        msg = f"To leave out {counted(asking.warmup, 'step')} at the start leaves none: no run has more than {most}."
+        raise UsageError(msg)
+
+
+def _step_options(asking: Asking) -> dict[str, str]:
+    # A name that is not there must not give steps of kernels instead.
+    return {"nvtx": asking.nvtx, "basis": "nvtx"} if asking.nvtx else {}
 
 
 def measure_run(asked: Asked, asking: Asking) -> pl.DataFrame:
@@ -155,8 +184,7 @@ def _of_run(asked: Asked, _: Asking) -> pl.DataFrame:
 
 def _of_steps(asked: Asked, asking: Asking) -> pl.DataFrame:
     """Take the warm steps; all processes and GPUs that have the step count in it."""
-    options = {"nvtx": asking.nvtx} if asking.nvtx else {}
-    found = asked.rows_of("iterations", options)
+    found = asked.rows_of("iterations", _step_options(asking))
     figures = _figures_of("step")
     if found is None:
         return _unknown("step", figures)
@@ -253,22 +281,13 @@ def _melted(asked: Asked, scope: str, found: pl.DataFrame, kinds: dict[str, str]
 # All runs together ----------------------------------------------------------------------------------
 
 
-def _completed(samples: pl.DataFrame, most: int) -> pl.DataFrame:
-    """Choose the places that matter most, and say what each run has of them."""
+def _completed(samples: pl.DataFrame) -> pl.DataFrame:
+    """Say what each run has of each place."""
     placed = pl.col("scope").is_in(PLACED)
     rows = samples.filter(placed)
     if rows.is_empty():
         return samples
-    time = pl.col("value").filter(pl.col("figure").str.ends_with(".time_ns")).sum()
-    places = (
-        rows.filter(pl.col("place") != "")
-        .group_by("scope", "place")
-        .agg(time=time)
-        .sort("scope", "time", "place", descending=[False, True, False])
-        .group_by("scope", maintain_order=True)
-        .head(most)
-        .select("scope", "place")
-    )
+    places = rows.filter(pl.col("place") != "").select("scope", "place").unique()
     # A run knows a figure of a place where it has none if it knows that of any place.
     runs = rows.group_by("condition", "run", "scope", "figure").agg(
         known=pl.col("value").is_not_null().all(), _kind=pl.col("kind").max()
@@ -284,3 +303,56 @@ def _completed(samples: pl.DataFrame, most: int) -> pl.DataFrame:
     )
     found = pl.concat([samples.filter(~placed), whole])
     return found.sort("condition", "run", "scope", "place", "figure", "item")
+
+
+def most_important(
+    samples: pl.DataFrame, most: int, also: Iterable[tuple[str, str]] = ()
+) -> pl.DataFrame:
+    """Choose the ranges and kernels in which all runs together spend most time.
+
+    Parameters
+    ----------
+    samples : DataFrame, ``SAMPLES``
+        What was measured.
+    most : int
+        Ranges, and kernels, that are chosen.
+    also : iterable of (str, str)
+        Scope and place of those that are chosen in any case.
+
+    Returns
+    -------
+    DataFrame, ``SAMPLES``
+        In the same order.
+    """
+    time = pl.col("value").filter(pl.col("figure").str.ends_with(".time_ns")).sum()
+    places = (
+        samples.filter(pl.col("scope").is_in(PLACED))
+        .group_by("scope", "place")
+        .agg(time=time)
+        .sort("scope", "time", "place", descending=[False, True, False])
+        .group_by("scope", maintain_order=True)
+        .head(most)
+        .select("scope", "place")
+    )
+    named = pl.DataFrame([*also], schema=places.schema, orient="row")
+    chosen = pl.struct("scope", "place").is_in(
+        pl.concat([places, named]).select(pl.struct("scope", "place")).to_series().implode()
+    )
+    return samples.filter(~pl.col("scope").is_in(PLACED) | chosen)
+
+
+def count_places(samples: pl.DataFrame) -> dict[str, int]:
+    """Count ranges and kernels, by scope.
+
+    Parameters
+    ----------
+    samples : DataFrame, ``SAMPLES``
+        What was measured.
+
+    Returns
+    -------
+    dict of str to int
+        Without scopes that have no place.
+    """
+    places = samples.filter(pl.col("scope").is_in(PLACED)).group_by("scope", maintain_order=True)
+    return dict(places.agg(pl.col("place").n_unique()).iter_rows())

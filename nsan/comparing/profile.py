@@ -58,6 +58,10 @@ class Profile:
         Launches by name.
     calls : mapping of str to int, or None
         Calls that manage memory, by name without version; None where no call was recorded.
+    ranges : mapping of str to int, or None
+        NVTX ranges by name; None where none were recorded.
+    steps_ns : float or None
+        Length of all steps together, warm or not; None where none were found.
     memory : mapping of str to float
         "capacity_bytes", "available_bytes" and "evicted_bytes" of all GPUs, "oversubscription_factor" and, where
         pages were evicted, "observed_factor", of the fullest GPU; without those that are unknown.
@@ -73,6 +77,8 @@ class Profile:
     lost_fraction: float = 0.0
     kernels: Mapping[str, int] = field(default_factory=dict)
     calls: Mapping[str, int] | None = None
+    ranges: Mapping[str, int] | None = None
+    steps_ns: float | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -104,6 +110,7 @@ def profile_of(asked: Asked, name: str) -> Profile:
         lost_fraction=_lost(known),
         kernels=_launches(trace),
         calls=_calls(trace),
+        ranges=_ranges(trace) if asked.is_recorded("nvtx") else None,
     )
 
 
@@ -126,6 +133,36 @@ def _calls(trace: Trace) -> dict[str, int] | None:
     if counts.is_empty():
         return None
     return {name: n for name, n in counts.iter_rows() if name and re.match(_MEMORY_CALL, name)}
+
+
+def _ranges(trace: Trace) -> dict[str, int]:
+    """Count NVTX ranges by domain and name."""
+    domain = pl.when(pl.col("domain").is_not_null()).then(pl.format("{}: ", "domain"))
+    name = pl.concat_str(domain.fill_null(""), pl.col("name"))
+    ranges = trace.nvtx_ranges.drop_nulls("name").group_by(name.alias("name")).len()
+    return dict(ranges.sort("name").collect().iter_rows())
+
+
+def steps_of(asked: Asked, nvtx: str = "") -> float | None:
+    """Say how long all steps of a run are together, warm or not.
+
+    Parameters
+    ----------
+    asked : Asked
+        The run, opened.
+    nvtx : str, optional
+        NVTX range of a step; by default found.
+
+    Returns
+    -------
+    float or None
+        In ns, of the thread with most; None without steps.
+    """
+    found = asked.rows_of("iterations", {"nvtx": nvtx, "basis": "nvtx"} if nvtx else {})
+    if found is None:
+        return None
+    each = found.filter(pl.col("part") == "step").group_by("step_id").agg(pl.col("time_ns").max())
+    return float(each["time_ns"].sum()) if each.height else None
 
 
 def memory_of(asked: Asked) -> dict[str, float]:

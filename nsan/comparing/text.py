@@ -5,6 +5,7 @@ Made from the JSON document alone, so that terminal, Markdown and report say the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, log
 from typing import Any, Final
@@ -83,12 +84,14 @@ def headline(document: Mapping[str, Any], label: str) -> str:
 
 
 def _of_time(rows: Sequence[Row], label: str) -> str:
-    """Say what became of the time of a step, or else of the run."""
-    for figure, what in (("step.time_ns", "A warm step"), ("duration_ns", "The run")):
-        for row in rows:
-            if row["figure"] == figure and row["difference"] is not None:
-                return f"{what} takes {_time_said(row, label)}."
-    return ""
+    """Say what became of the time of a step and of the run: a range of steps may enclose little of it."""
+    said = [
+        f"{what} takes {_time_said(row, label)}."
+        for figure, what in (("step.time_ns", "A warm step"), ("duration_ns", "The run"))
+        for row in rows
+        if row["figure"] == figure and row["difference"] is not None
+    ]
+    return " ".join(said)
 
 
 def _time_said(row: Row, label: str) -> str:
@@ -243,13 +246,14 @@ def remarks(document: Mapping[str, Any], label: str) -> Iterator[str]:
         Plain text, a paragraph each.
     """
     rows = _rows(document, label)
+    yield from _left_out(document)
     same = [row for row in rows if row["difference"] is not None and not _is_told(row)]
     zero = [row for row in same if row["base"] == row["other"] == 0]
     rest = [row for row in same if row not in zero]
     if rest:
-        yield f"Unchanged: {_figures(rest)}."
+        yield f"Unchanged: {_figures(rest, rows)}."
     if zero:
-        yield f"0 in both: {_figures(zero)}."
+        yield f"0 in both: {_figures(zero, rows)}."
     yield from _not_known(document, rows)
     yield from _why_unjudged(rows)
     if any(row["verdict"] in {*_SURE, "same", "unclear"} for row in rows):
@@ -257,14 +261,31 @@ def remarks(document: Mapping[str, Any], label: str) -> Iterator[str]:
     yield from _kinds(rows)
 
 
-def _figures(rows: Iterable[Row]) -> str:
-    """Name figures, each once."""
-    return few(dict.fromkeys(row["figure"] for row in rows), 40)
+def _figures(rows: Iterable[Row], whole: Iterable[Row]) -> str:
+    """Name figures, each once; of how many places, where that is not all there are."""
+    mine, in_all = (Counter(row["figure"] for row in each) for each in (rows, whole))
+    return few(
+        [
+            name if n == in_all[name] else f"{name} ({n} of {in_all[name]})"
+            for name, n in mine.items()
+        ],
+        40,
+    )
+
+
+def _left_out(document: Mapping[str, Any]) -> Iterator[str]:
+    """Say which places have no row."""
+    most = document["options"]["most_places"]
+    for scope, n in document["places"].items():
+        if n > most:
+            what = counted(n, {"range": "NVTX range"}.get(scope, scope))
+            yield f"Of {what} the {most} with most time are compared, and those that a limit names; a limit without @NAME sees all."
 
 
 def _not_known(document: Mapping[str, Any], rows: Iterable[Row]) -> Iterator[str]:
     """Name what is not known, put together by what would record it."""
-    rows, by_way = list(rows), dict[str, list[Row]]()
+    whole, by_way = list(rows), dict[str, list[Row]]()
+    rows = whole
     steps = [row for row in rows if row["scope"] == "step"]
     if steps and all(row["verdict"] == "unknown" for row in steps):
         yield f"No steps are compared. {_NOT_FOUND['step']}"
@@ -274,7 +295,7 @@ def _not_known(document: Mapping[str, Any], rows: Iterable[Row]) -> Iterator[str
             way = document["record"].get(row["figure"], _NOT_FOUND.get(row["scope"], ""))
             by_way.setdefault(way, []).append(row)
     for way, unknown in by_way.items():
-        yield f"Not known: {_figures(unknown)}. {way}".rstrip()
+        yield f"Not known: {_figures(unknown, whole)}. {way}".rstrip()
 
 
 _NOT_FOUND: Final = {
@@ -286,14 +307,16 @@ _NOT_FOUND: Final = {
 }
 
 
-def _why_unjudged(rows: Iterable[Row]) -> Iterator[str]:
+def _why_unjudged(rows: Sequence[Row]) -> Iterator[str]:
     """Say why figures have no verdict."""
     by_reason: dict[str, list[Row]] = {}
     for row in rows:
         if row["verdict"] == "unjudged":
             by_reason.setdefault(row["reason"], []).append(row)
     for reason, unjudged in by_reason.items():
-        which = f" ({_figures(unjudged)})" if len(by_reason) > 1 and len(unjudged) <= 8 else ""
+        which = (
+            f" ({_figures(unjudged, rows)})" if len(by_reason) > 1 and len(unjudged) <= 8 else ""
+        )
         text = reason[0].upper() + reason[1:]
         yield f"Without a verdict{which}: {text.rstrip('.')}."
 
@@ -310,7 +333,10 @@ def _what_verdicts_mean(document: Mapping[str, Any], rows: Sequence[Row]) -> str
     told = dict.fromkeys(_noise(row) for row in judged)
     said += f" Noise: from {', '.join(told)}."
     if any(row["noise"] == "steps" for row in judged):
-        said += " Steps of one run say how much steps differ, not how much another run would."
+        said += (
+            " Steps of one run say how much steps differ, not how much another run would. They count for as many "
+            "values as they are worth, as each is like the one before."
+        )
     return said
 
 
@@ -323,7 +349,9 @@ def _kinds(rows: Sequence[Row]) -> Iterator[str]:
     if set(by_kind) == {"modelled"}:
         yield "Every figure is the model's."
         return
-    parts = [f"{kind}: {_figures(found)}" for kind, found in by_kind.items() if kind != "recorded"]
+    parts = [
+        f"{kind}: {_figures(found, rows)}" for kind, found in by_kind.items() if kind != "recorded"
+    ]
     if parts:
         yield f"Figures are recorded, but {'; '.join(parts)}."
 
@@ -413,7 +441,7 @@ def _of_pair(
     if len(differs) > MOST_DIFFERENCES:
         yield f"({len(differs) - MOST_DIFFERENCES} more differences: --json)"
     if not differs:
-        yield "The programs make the same calls, launches and allocations, as far as is recorded."
+        yield "The programs have the same calls, kernels, NVTX ranges and allocations, as far as is recorded."
     if rows:
         yield table(rows[:most], mover_fields(document, label), markdown=markdown)
     if len(rows) > most:

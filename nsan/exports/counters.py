@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
+from nsan.analysing import run_analysis
+from nsan.analysis.catalog import find as find_analysis
 from nsan.analysis.pca.clock import Clock
 from nsan.errors import NsanError
 from nsan.exports.layout import Place
 from nsan.exports.slices import COUNTERS, Sheet
+from nsan.trace import MAX_NS, MIN_NS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,19 +42,39 @@ def write_resident(sheet: Sheet) -> None:
     ----------
     sheet : Sheet
         What it is drawn on.
-
-    Raises
-    ------
-    UsageError
-        Of a part of a capture: what came before decides.
     """
     name = "Resident (reconstructed)"
     kind = "reconstructed"
     about = sheet.about("Managed bytes known to be on this GPU, from migrations.", kind)
-    steps = sheet.asked.lazy("resident_bytes_over_time")
+    # What came before a part decides what is there in it.
+    steps = run_analysis(sheet.asked.whole, find_analysis("resident_bytes_over_time"))
     value = (pl.col("resident_bytes") + pl.col("backfilled_bytes").fill_null(0)).alias("value")
     rows = steps.select(*_OF_GPU, "start_ns", value).drop_nulls(["start_ns", "value"])
-    _count(sheet, rows.collect(), (name, COUNTERS, about, ""))
+    _count(sheet, _left(sheet, rows.collect()), (name, COUNTERS, about, ""))
+
+
+def _left(sheet: Sheet, levels: pl.DataFrame) -> pl.DataFrame:
+    """Keep of levels of the whole capture what filters left; a level holds until the next.
+
+    Where filters left several windows, also what is between them.
+    """
+    asked = sheet.asked
+    for column, name in (("pid", "pid"), ("device_id", "device")):
+        if (wanted := asked.filters.get(name)) is not None:
+            levels = levels.filter(
+                pl.col(column).is_in([wanted] if isinstance(wanted, int) else list(wanted))
+            )
+    windows = asked.trace.windows
+    if windows == ():
+        return levels.clear()
+    first, last = (MIN_NS, MAX_NS) if windows is None else (windows[0][0], windows[-1][1])
+    first = max(first, sheet.begin_ns)
+    start = pl.col("start_ns")
+    before = levels.filter(start <= first).group_by(_OF_GPU, maintain_order=True).last()
+    inside = levels.filter(start > first, start < last)
+    return pl.concat(
+        [before.with_columns(start_ns=pl.lit(first, pl.Int64)), inside], how="diagonal"
+    )
 
 
 def write_traffic(sheet: Sheet) -> None:
@@ -179,7 +202,7 @@ def write_allocator(sheet: Sheet) -> None:
     rows = levels.join(times, on=["device_id", "sequence"], maintain_order="left").with_columns(
         start_ns=clock.ns(), pid=pl.lit(_process(sheet, clock), pl.UInt32)
     )
-    rows = rows.filter(pl.col("start_ns").is_not_null())
+    rows = _left(sheet, rows.filter(pl.col("start_ns").is_not_null()))
     for at, (column, name) in enumerate(_LEVELS.items(), 5):
         kinds = set(rows["replay_kind"].cast(pl.String).drop_nulls())
         kind = "reconstructed" if kinds - {"derived"} else "derived"
@@ -236,16 +259,21 @@ def write_counters(sheet: Sheet, batches: pl.DataFrame | None) -> list[str]:
     -------
     list of str
         What could not be counted, and why.
+
+    Raises
+    ------
+    NsanError
+        If a snapshot was named that is not of this run.
     """
     missing = []
-    for what, write in (
-        ("managed memory resident", write_resident),
-        ("the allocator's memory", write_allocator),
-    ):
-        try:
-            write(sheet)
-        except NsanError as error:
-            missing.append(f"{what}: {error}")
+    write_resident(sheet)
+    try:
+        write_allocator(sheet)
+    except NsanError as error:
+        # One that only lies beside the trace is no reason to write nothing.
+        if sheet.asked.snapshot_name:
+            raise
+        missing.append(f"the allocator's memory: {error}")
     write_traffic(sheet)
     write_fault_rates(sheet, batches)
     return missing

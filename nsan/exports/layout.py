@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import polars as pl
 
 from nsan.exports.lanes import lanes, nesting
-from nsan.exports.private import last_part
 from nsan.exports.trace_file import Counter, TraceFile, Track
 from nsan.text import shortened
 
@@ -60,9 +59,7 @@ class Layout:
     def __init__(self, file: TraceFile, trace: Trace, note: str) -> None:
         self._file, self._note = file, note
         self._known: dict[Key, int] = {}
-        self._programs = dict(
-            trace.processes.select("pid", last_part("name")).collect().iter_rows()
-        )
+        self._programs = dict(trace.processes.select("pid", "name").collect().iter_rows())
         gpus = trace.devices.select("pid", "device_id", "name").collect()
         self._gpus = {(pid, device): name for pid, device, name in gpus.iter_rows()}
 

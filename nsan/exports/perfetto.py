@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import polars as pl
 
@@ -16,6 +15,7 @@ from nsan.exports.trace_file import TraceFile
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.schema import TABLES
 from nsan.text import shortened
+from nsan.units import counted
 
 if TYPE_CHECKING:
     from nsan.asking import Asked
@@ -23,43 +23,48 @@ if TYPE_CHECKING:
 _TIMED: Final = [name for name, table in TABLES.items() if "start_ns" in table.schema]
 
 
-def write_perfetto(asked: Asked, path: Path) -> list[str]:
+def write_perfetto(asked: Asked, opened: IO[bytes]) -> list[str]:
     """Write a trace for Perfetto.
 
     Parameters
     ----------
     asked : Asked
         The trace, as filtered, and perhaps the memory snapshot of its run.
-    path : Path
-        The file; what is there is replaced.
+    opened : binary file
+        Where to.
 
     Returns
     -------
     list of str
         What is not in the file, and why.
+
+    Raises
+    ------
+    NsanError
+        If a snapshot was named that is not of this run.
     """
     is_modelled = asked.trace.info.kind == MODEL_KIND
     first, last, n_untimed = _span(asked)
     shift = max(0, -first)
-    with path.open("wb") as opened:
-        file = TraceFile(opened, shift_ns=shift)
-        layout = Layout(file, asked.trace, " (modelled)" * is_modelled)
-        sheet = Sheet(asked, file, layout, is_modelled)
-        # First of all: a page that is open on a large file shows what it is of.
-        about = layout.top("About this trace", "Where this file is from; click the mark.")
-        batches = asked.rows_of("batches")
-        missing = write_counters(sheet, batches)
-        if batches is not None:
-            write_batches(sheet, batches)
-        write_migrations(sheet)
-        write_slices(sheet)
-        if n_untimed:
-            missing.append(f"{n_untimed} rows that have no time")
-        facts = _facts(asked, shift, missing)
-        if last >= first:
-            mark = {"track": [about], "start_ns": [first], "name": ["About this trace"]}
-            file.instants(pl.DataFrame(mark | {name: [text] for name, text in facts}), "about")
-        file.close()
+    file = TraceFile(opened, shift_ns=shift)
+    layout = Layout(file, asked.trace, " (modelled)" * is_modelled)
+    sheet = Sheet(asked, file, layout, is_modelled, -shift)
+    # First of all: a page that is open on a large file shows what it is of.
+    about = layout.top("About this trace", "Where this file is from; click the mark.")
+    batches = asked.rows_of("batches")
+    missing = write_counters(sheet, batches)
+    if batches is not None:
+        write_batches(sheet, batches)
+    write_migrations(sheet)
+    write_slices(sheet)
+    if n_untimed:
+        missing.append(f"{counted(n_untimed, 'row')} without a time")
+    if last < first:
+        missing.append(f"any event: {'filters left' if asked.filters else 'there is'} none")
+    mark = {"track": [about], "start_ns": [first], "name": ["About this trace"]}
+    facts = {name: [text] for name, text in _facts(asked, shift, missing)}
+    file.instants(pl.DataFrame(mark | facts), "about")
+    file.close()
     return missing
 
 
@@ -97,4 +102,5 @@ def _facts(asked: Asked, shift: int, missing: Sequence[str]) -> list[tuple[str, 
         facts.append(("part", "Filters chose a part of the capture."))
     for kind, found in info.capture.items():
         facts.append((kind.replace("_", " "), f"{found.answer.replace('_', ' ')}: {found.reason}"))
-    return facts + [("left out", text) for text in missing[:1]]
+    left_out = [(f"left out{f' ({at})' * (at > 1)}", text) for at, text in enumerate(missing, 1)]
+    return facts + left_out

@@ -10,7 +10,6 @@ import polars as pl
 
 from nsan.analysis.driver.batches import BATCH_READS, with_batch_id
 from nsan.exports.layout import Layout, Place
-from nsan.exports.private import last_part
 from nsan.exports.trace_file import TraceFile
 from nsan.text import CAUSE_WORDS, DIRECTION_WORDS
 from nsan.uvm.constants import VA_BLOCK_BYTES
@@ -40,12 +39,15 @@ class Sheet:
         Its tracks.
     is_modelled : bool
         Whether the driver model wrote the trace.
+    begin_ns : int, default 0
+        Where the file begins: nothing may stand before it.
     """
 
     asked: Asked
     file: TraceFile
     layout: Layout
     is_modelled: bool
+    begin_ns: int = 0
 
     def rows(self, table: str) -> pl.LazyFrame:
         """Give the rows of a table that have a time."""
@@ -284,8 +286,8 @@ def _cpu_faults(sheet: Sheet) -> None:
         "start_ns",
         "va",
         "function",
-        last_part("module"),
-        last_part("source_file"),
+        "module",
+        "source_file",
         "source_line",
         name=pl.lit("CPU page fault"),
     )

@@ -14,7 +14,6 @@ import polars as pl
 import nsan
 from nsan.analysis.catalog import find as find_analysis
 from nsan.errors import UnknownNameError
-from nsan.exports.private import last_part
 from nsan.info import MODEL_KIND, MODELLED
 from nsan.schema import TABLES, Column, Table
 from nsan.text import shortened
@@ -23,7 +22,9 @@ if TYPE_CHECKING:
     from nsan.asking import Asked
 
 INDEX: Final = "tables.json"
-"""What every such folder has, and nothing else: also how one is told that may be replaced."""
+"""What every such folder has: it names the other files."""
+
+_README: Final = "README.md"
 
 FOLDER_SCHEMA: Final = 1
 """Raise it when the keys of :data:`INDEX` change."""
@@ -31,8 +32,8 @@ FOLDER_SCHEMA: Final = 1
 _COUNTED: Final = frozenset({"depth", "parent", "range_id"})
 """Columns of tables that nsan worked out when it imported the trace."""
 
-_PATHS: Final = {("processes", "name"), ("cpu_faults", "module"), ("cpu_faults", "source_file")}
-"""Columns that may hold folders, where a store was made with `--keep-paths`."""
+_CONTEXT: Final = ("devices", "processes", "diagnostics")
+"""Tables that no filter of time empties."""
 
 _FORMULA: Final = r"^([=+@\t\r]|-([^-]|$))"
 """Text that a spreadsheet would run; as :func:`nsan.tabular.text.csv_text` has it."""
@@ -90,7 +91,33 @@ def check_choice(choice: Choice) -> None:
         find_analysis(name)
 
 
-def write_tables(asked: Asked, folder: Path, choice: Choice) -> None:
+def foreign_files(folder: Path) -> list[str]:
+    """Name what is in a folder that no export of tables put there.
+
+    Parameters
+    ----------
+    folder : Path
+        It exists.
+
+    Returns
+    -------
+    list of str
+        Sorted; empty of an export of tables, and of an empty folder.
+    """
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        is_ours = str(index["written_by"]).startswith("nsan ") and "schema" in index
+        own = {INDEX, _README, *(each["file"] for each in index["tables"])} if is_ours else set()
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        own = set()
+    return sorted(
+        each.name
+        for each in folder.iterdir()
+        if each.name not in own or each.is_symlink() or not each.is_file()
+    )
+
+
+def write_tables(asked: Asked, folder: Path, choice: Choice) -> int:
     """Write tables of a trace into a folder.
 
     Parameters
@@ -101,8 +128,14 @@ def write_tables(asked: Asked, folder: Path, choice: Choice) -> None:
         Where to; it exists and is empty.
     choice : Choice
         What to write.
+
+    Returns
+    -------
+    int
+        Rows of all of them; without those of context that nobody asked for by name.
     """
-    files = [_of_table(asked, name) for name in choice.tables or TABLES]
+    names = TABLES if choice.tables is None else choice.tables
+    files = [_of_table(asked, name) for name in names]
     if choice.tables is None:
         files = [each for each in files if each.n_rows]
     files += [_of_analysis(asked, name) for name in choice.analyses]
@@ -111,19 +144,20 @@ def write_tables(asked: Asked, folder: Path, choice: Choice) -> None:
     index = _index(asked, choice, files)
     text = json.dumps(index, indent=1, allow_nan=False, ensure_ascii=False)
     (folder / INDEX).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-    (folder / "README.md").write_text(_readme(index, choice.format), encoding="utf-8")
+    (folder / _README).write_text(_readme(index, choice.format), encoding="utf-8")
+    context = _CONTEXT if choice.tables is None else ()
+    return sum(each.n_rows for each in files if each.table.name not in context)
 
 
 def _of_table(asked: Asked, name: str) -> _File:
     rows = asked.events(name)
-    cuts = [last_part(column) for table, column in _PATHS if table == name]
     n_rows = rows.select(pl.len()).collect().item()
     is_modelled = asked.trace.info.kind == MODEL_KIND
     kinds = {
         column: "modelled" if is_modelled else "derived" if column in _COUNTED else "recorded"
         for column in TABLES[name].schema
     }
-    return _File(TABLES[name], rows.with_columns(cuts), n_rows, kinds)
+    return _File(TABLES[name], rows, n_rows, kinds)
 
 
 def _of_analysis(asked: Asked, name: str) -> _File:

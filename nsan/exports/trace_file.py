@@ -1,8 +1,8 @@
 """A Perfetto trace as it is written: packets of tracks, slices, instants and counters.
 
 Format: Perfetto's ``protos/perfetto/trace``; field numbers are theirs. Names stand once for each stretch of
-packets (interned), and packets are compressed by the megabyte, as Perfetto's own recorder does, so a trace of
-millions of slices is written in the memory of one stretch.
+packets (interned), and packets are compressed by the megabyte, as Perfetto's own recorder does, so however
+many slices are written, only one stretch of them is in memory as packets.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ Row = Mapping[str, Any]
 _COLUMN_GAP: Final = 2
 
 _FORMULA: Final = re.compile(r"[=+@\t\r]|-(?!-)")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _MARKDOWN: Final = re.compile(r"[\\`*_\[\]|!~#]")
 
 
@@ -101,7 +102,7 @@ def hidden_fields(rows: Sequence[Row], fields: Sequence[Field], room: int) -> li
 
 
 def csv_text(rows: Iterable[Row], columns: Sequence[str]) -> str:
-    """Write rows as CSV: values as they are, empty for null."""
+    """Write rows as CSV: values as they are, empty for null; of control characters only those that break lines."""
     out = io.StringIO()
     cells = [[_csv_cell(row[key]) for key in columns] for row in rows]
     # A bare carriage return ends a row for most readers, and is not quoted by itself.
@@ -114,9 +115,11 @@ def csv_text(rows: Iterable[Row], columns: Sequence[str]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    # A spreadsheet runs text that begins like a formula.
-    formula = isinstance(value, str) and _FORMULA.match(value)
-    return f"'{value}" if formula else value
+    if not isinstance(value, str):
+        return value
+    # CSV goes to terminals, too, and a spreadsheet runs text that begins like a formula.
+    text = _CONTROL.sub(lambda found: safe(found[0]), value)
+    return f"'{text}" if _FORMULA.match(text) else text
 
 
 def json_text(value: Any) -> str:

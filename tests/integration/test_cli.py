@@ -465,6 +465,16 @@ def test_colour_is_for_terminals_that_want_it(nsan, trace, environment, colour):
     assert (ANSI in seen) == colour
 
 
+@pytest.mark.parametrize("words", [("summary", "-v"), ("analyse", "batches")], ids=lambda w: w[0])
+def test_a_file_is_the_same_whatever_terminal_asked_for_it(nsan, trace, tmp_path, words):
+    nsan(*words, trace, "-o", tmp_path / "piped")
+    status, seen = run_in_terminal([*words, trace, "-o", tmp_path / "terminal"], COLUMNS="30")
+    assert (status, seen) == (0, "")
+    text = (tmp_path / "terminal").read_text()
+    assert text == (tmp_path / "piped").read_text()
+    assert ANSI not in text
+
+
 def test_a_terminal_that_cannot_show_a_character_gets_a_substitute(tmp_path):
     export = x.Export().add(x.MEMCPY, x.migration(0, 10, 4096))
     export.add("PROCESSES", {"globalPid": x.global_pid(x.PID), "pid": x.PID, "name": "caf\u00e9"})

@@ -17,9 +17,12 @@ import pytest
 import nsan
 from nsan.analysis.compare.tables import MOVERS
 from nsan.cli import main
+from nsan.cli.compare_report import _title
 from nsan.comparing.comparability import NotComparableError
 from nsan.comparing.figures import FIGURES
-from nsan.comparing.measuring import Asking
+from nsan.comparing.measuring import Asking, measure_run
+from nsan.comparing.profile import memory_of, profile_of, steps_of
+from nsan.comparing.text import text_of
 from nsan.contract_compare import COMPARE_KEYS
 from nsan.contract_keys import keys_in
 from nsan.errors import UsageError
@@ -29,6 +32,18 @@ ADD = SAMPLES / "um_vector_add_rtx4060l.sqlite"
 SMALL, LARGE = (SAMPLES / f"nvprof_hotspot_v100_{n}.log.gz" for n in (1024, 8192))
 PLAIN, AHEAD = (SAMPLES / "model" / name for name in ("stream", "user_prefetch"))
 PCA_OFF, PCA_ON = (SAMPLES / "model" / name for name in ("pca_off", "pca_on"))
+LIMITS = {
+    3: {
+        "migrations.bytes>+15MiB": "failed",
+        "migrations.bytes>=32MiB": "failed",
+        "migrations.bytes>32MiB": "passed",
+        "migrations.bytes<-10%": "passed",
+        "kernels.busy_ns>+0.01%": "passed",
+    },
+    1: {"kernel.fault_rows@add>+50%": "failed", "range.time_ns>+5%": "undecided"},
+}
+"""By runs of a side: limits, and what becomes of them between `before` and `after`."""
+
 EVIL = "\x1b[31m<img src=x onerror=alert(1)>`|*"
 
 
@@ -67,12 +82,6 @@ def shared(tmp_path_factory):
     return tmp_path_factory.mktemp("compare")
 
 
-@pytest.fixture(autouse=True)
-def _one_cache(shared, monkeypatch):
-    """Traces that many tests read are imported once."""
-    monkeypatch.setenv("NSAN_CACHE_DIR", str(shared / "cache"))
-
-
 @pytest.fixture(scope="module")
 def pair(shared):
     """Three runs a side: twice the migrations, times that vary by a thousandth."""
@@ -85,10 +94,46 @@ def pair(shared):
 
 
 @pytest.fixture(scope="module")
-def compared(pair, shared):
+def ones(pair):
+    """One run a side: for what does not need noise."""
+    return tuple(folder / "run0.sqlite" for folder in pair)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _measured_once(shared):
+    """A trace is imported once, and measured once by all tests that ask the same of it."""
+    known = {}
+
+    def once(look):
+        def looked(asked, *how):
+            key = (look, asked.path.resolve(), repr(asked.filters), repr(how))
+            if key not in known:
+                known[key] = look(asked, *how)
+            return known[key]
+
+        return looked
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NSAN_CACHE_DIR", str(shared / "cache"))
-        return nsan.compare(*pair)
+        patch.setattr("nsan.comparing.measuring.measure_run", once(measure_run))
+        for look in (profile_of, memory_of, steps_of):
+            patch.setattr(f"nsan.comparing.document.{look.__name__}", once(look))
+        yield
+
+
+@pytest.fixture(scope="module")
+def compared(pair):
+    return nsan.compare(*pair, fail_on=LIMITS[3])
+
+
+@pytest.fixture(scope="module")
+def compared_once(ones):
+    return nsan.compare(*ones)
+
+
+@pytest.fixture(scope="module")
+def compared_pca():
+    return nsan.compare(PCA_OFF, PCA_ON, asking=Asking(scopes=("run", "kernel", "range"))).to_dict()
 
 
 def said(capsys, *arguments, status=0):
@@ -145,57 +190,49 @@ def test_files_can_be_named_one_by_one(pair, compared, capsys):
     assert [len(each["runs"]) for each in one_by_one["conditions"]] == [3, 3]
 
 
-def test_a_third_condition_is_compared_with_the_base_too(pair):
-    three = nsan.compare(pair[0], pair[1], pair[0])
+def test_a_third_condition_is_compared_with_the_base_too(ones):
+    three = nsan.compare(*ones, ones[0])
     found, text = three.to_dict(), str(three)
     assert "B against A" in text
     assert "C against A" in text
-    assert mover(found, "migrations.bytes", "B")["verdict"] == "more"
-    assert mover(found, "migrations.bytes", "C")["verdict"] == "same"
+    assert mover(found, "migrations.bytes", "B")["difference"] == 16 * x.MIB
+    assert mover(found, "migrations.bytes", "C")["difference"] == 0
     assert {row["condition"] for row in found["movers"]} == {"B", "C"}
 
 
-def test_python_gives_the_same_as_the_command_line(pair, compared, capsys):
-    assert json.loads(json.dumps(compared.to_dict())) == document(capsys, *pair)
-    assert str(compared) == said(capsys, *pair).out
-    assert compared.movers.schema == MOVERS.schema
+def test_python_gives_the_same_as_the_command_line(ones, compared_once, capsys):
+    assert json.loads(json.dumps(compared_once.to_dict())) == document(capsys, *ones)
+    assert str(compared_once) == said(capsys, *ones).out
+    assert compared_once.movers.schema == MOVERS.schema
     with pytest.raises(UsageError, match="There is no scope"):
-        nsan.compare(*pair, asking=Asking(scopes=("moon",)))
+        nsan.compare(*ones, asking=Asking(scopes=("moon",)))
 
 
 # Gates ----------------------------------------------------------------------------------------------
 
 
-def test_a_limit_decides_how_it_ends(pair, capsys):
+def test_a_limit_decides_how_it_ends(ones, capsys):
     for gate, status, word in (
         ("migrations.bytes>+10%", 4, "FAILED"),
         ("migrations.bytes>+100%", 0, "PASSED"),
         ("step.time_ns>+5%", 1, "UNDECIDED"),
     ):
-        text = said(capsys, *pair, "--fail-on", gate, status=status).out
+        text = said(capsys, *ones, "--fail-on", gate, status=status).out
         assert f"\n{word} {gate}: " in text.partition("\nGates\n")[2]
 
 
-def test_limits_of_every_form_are_held_against_what_was_measured(pair):
-    outcomes = {
-        "migrations.bytes>+15MiB": "failed",
-        "migrations.bytes>=32MiB": "failed",
-        "migrations.bytes>32MiB": "passed",
-        "migrations.bytes<-10%": "passed",
-        "kernels.busy_ns>+0.01%": "passed",
-        "kernel.fault_rows@add>+50%": "failed",
-        "range.time_ns>+5%": "undecided",
-    }
-    found = nsan.compare(*pair, fail_on=outcomes)
-    assert {each.gate.text: each.outcome for each in found.gates} == outcomes
-    (noise,) = (each.text for each in found.gates if each.gate.figure == "kernels.busy_ns")
+def test_limits_of_every_form_are_held_against_what_was_measured(compared, ones):
+    once = nsan.compare(*ones, fail_on=LIMITS[1])
+    for found, limits in ((compared, LIMITS[3]), (once, LIMITS[1])):
+        assert {each.gate.text: each.outcome for each in found.gates} == limits
+    (noise,) = (each.text for each in compared.gates if each.gate.figure == "kernels.busy_ns")
     assert "within noise" in noise
 
 
-def test_one_of_several_limits_is_enough_and_each_is_told(pair, capsys):
+def test_one_of_several_limits_is_enough_and_each_is_told(ones, capsys):
     gates = ("migrations.bytes>+900%", "gpu_faults.rows>+5%", "step.time_ns>+5%")
     options = [word for gate in gates for word in ("--fail-on", gate)]
-    err = said(capsys, *pair, *options, "--format", "csv", status=4).err
+    err = said(capsys, *ones, *options, "--format", "csv", status=4).err
     assert [line.split()[1] for line in err.splitlines()] == ["PASSED", "FAILED", "UNDECIDED"]
 
 
@@ -216,13 +253,13 @@ def test_what_is_no_limit_is_said_before_anything_is_opened(gate, capsys, tmp_pa
 
 
 def test_a_trace_compared_with_itself_has_no_mover(capsys):
-    for trace in (ADD, PCA_ON):
+    for trace in (ADD, PLAIN):
         found = document(capsys, trace, trace)
         assert {row["verdict"] for row in found["movers"]} <= {"same", "unjudged", "unknown"}
         assert {row["difference"] for row in found["movers"]} <= {0, None}
         assert found["differs"] == []
         assert [each["id"] for each in found["comparable"]] == ["same_run"]
-    text = said(capsys, ADD, ADD).out
+    text = text_of(document(capsys, ADD, ADD))
     assert "Not known: gpu_faults.rows, gpu_faults.va_blocks. A" in text
     assert "--cuda-um-gpu-page-faults=true" in text
 
@@ -240,28 +277,31 @@ def test_an_added_prefetch_is_named_and_its_traffic_is_the_programs(capsys):
 
 
 def test_steps_of_one_run_each_are_noise_and_it_is_said_what_they_are_worth(built, capsys):
-    traces = [built(one_run(copies=n, n_steps=8)) for n in (8, 8)]
+    traces = [built(one_run(n_steps=14)) for _ in range(2)]
     found = document(capsys, *traces)
     assert {r["noise"] for r in found["movers"] if r["scope"] == "step"} == {"steps"}
-    assert {run["n_steps"] for each in found["conditions"] for run in each["runs"]} == {8}
-    assert "Steps of one run say how much steps differ" in said(capsys, *traces).out
-    assert mover(document(capsys, *traces, "--warmup", "6"), "step.time_ns")["n_base"] == 2
+    assert {run["n_steps"] for each in found["conditions"] for run in each["runs"]} == {14}
+    assert "Steps of one run say how much steps differ" in text_of(found)
+    # 14 steps of 10 us, and a kernel of 1 ms: their range only encloses its launch.
+    assert [each["id"] for each in found["comparable"]] == ["steps"] * 2
+    assert mover(document(capsys, *traces, "--warmup", "2"), "step.time_ns")["n_base"] == 12
 
 
-def test_only_what_is_asked_for_is_compared(capsys):
-    found = document(capsys, PCA_OFF, PCA_ON, "--by", "kernel,range")
-    assert {row["scope"] for row in found["movers"]} == {"range", "kernel"}
-    kernels = {row["place"] for row in found["movers"] if row["scope"] == "kernel"}
+def test_only_what_is_asked_for_is_compared(capsys, ones, compared_pca):
+    assert {row["scope"] for row in compared_pca["movers"]} == {"run", "range", "kernel"}
+    found = document(capsys, *ones, "--by", "kernel")
+    assert {row["scope"] for row in found["movers"]} == {"kernel"}
+    kernels = {row["place"] for row in compared_pca["movers"] if row["scope"] == "kernel"}
     assert "features.0 convolution forward" in kernels
-    text = said(capsys, PCA_OFF, PCA_ON, "--by", "kernel", "--rows", "3").out
+    text = text_of(compared_pca, rows=3)
     assert re.search(r"\(\d+ more rows: --rows N\)", text)
 
 
-def test_a_filter_compares_a_part(capsys):
-    whole = mover(document(capsys, PCA_OFF, PCA_ON), "migrations.bytes")
+def test_a_filter_compares_a_part(capsys, compared_pca, ones):
+    whole = mover(compared_pca, "migrations.bytes")
     part = mover(document(capsys, PCA_OFF, PCA_ON, "--filter-nvtx", "step/1"), "migrations.bytes")
     assert 0 < part["base"] < whole["base"]
-    windowed = document(capsys, PCA_OFF, PCA_ON, "--filter-time", "0ms/100ms")
+    windowed = document(capsys, *ones, "--filter-time", "0ms/100ms")
     assert [each["id"] for each in windowed["comparable"]] == ["window"]
 
 
@@ -271,6 +311,12 @@ def test_a_filter_compares_a_part(capsys):
 def test_model_and_machine_are_refused_with_every_reason(capsys):
     refused = said(capsys, ADD, PLAIN, status=1)
     assert refused.out == ""
+    reasons = document(capsys, ADD, PLAIN, "--fail-on", "duration_ns>+5%", status=1)
+    assert {"model", "gpu"} <= {
+        each["id"] for each in reasons["comparable"] if each["level"] == "refuse"
+    }
+    assert reasons["movers"] == []
+    assert [each["outcome"] for each in reasons["gates"]] == ["undecided"]
     for reason in ("come from the model", "different GPUs", "70 %", "--anyway"):
         assert reason in refused.err
     found = document(capsys, ADD, PLAIN, "--anyway")
@@ -285,20 +331,20 @@ def test_runs_with_other_switches_are_refused_and_anyway_their_times_have_no_ver
     """Tracing page faults slows a program: its times are of another program, its bytes are not."""
     off = {"options": {"COLLECT_UVM_GPU_PAGE_FAULTS": "false"}}
     version = {"version": "2024.6"}
-    traced = [one_run(kernel_ns=1_700_000 + 100 * i, **version) for i in range(3)]
-    plain = [one_run(copies=16, kernel_ns=1_000_000 + 100 * i, **off, **version) for i in range(3)]
+    traced = [one_run(kernel_ns=1_700_000 + 100 * i, **version) for i in range(2)]
+    plain = [one_run(copies=16, kernel_ns=1_000_000 + 100 * i, **off, **version) for i in range(2)]
     for run in plain:
         del run.rows[x.GPU_FAULTS]
     pair = folder_of("traced", traced), folder_of("plain", plain)
     refused = said(capsys, *pair, status=1).err
     assert "GPU faults were not recorded alike. A: recorded; B: not recorded." in refused
     assert "--cuda-um-gpu-page-faults=true" in refused
-    found = document(capsys, *pair, "--anyway")
+    gate = ("--anyway", "--fail-on", "kernels.busy_ns<-10%")
+    found = document(capsys, *pair, *gate, status=1)
+    assert found["gates"][0]["outcome"] == "undecided"
     assert mover(found, "kernels.busy_ns")["verdict"] == "unjudged"
     assert mover(found, "kernels.busy_ns")["reason"] == "not comparable: other switches"
-    assert mover(found, "migrations.bytes")["verdict"] == "more"
-    gate = ("--anyway", "--fail-on", "kernels.busy_ns<-10%")
-    assert document(capsys, *pair, *gate, status=1)["gates"][0]["outcome"] == "undecided"
+    assert mover(found, "migrations.bytes")["verdict"] not in {"unjudged", "unknown"}
 
 
 def test_an_empty_capture_is_refused_and_two_of_them_have_no_data(built, capsys):
@@ -357,7 +403,7 @@ def test_times_that_nvprof_printed_with_few_digits_get_no_verdict(capsys):
 
 
 def test_one_odd_repetition_is_found(folder_of, capsys):
-    base = folder_of("a", [one_run() for _ in range(3)])
+    base = folder_of("a", [one_run()])
     odd = one_run()
     odd.rows[x.GPU][0]["name"] = "NVIDIA H100"
     other = folder_of("b", [one_run(), odd])
@@ -372,7 +418,7 @@ def test_the_json_document_has_the_keys_of_its_contract(capsys):
     found = document(capsys, PLAIN, AHEAD, "--fail-on", "migrations.bytes>+10%")
     assert found["schema"] == 1
     known = {key.path: key for key in COMPARE_KEYS}
-    absent = {"comparable[]", "record.<figure>", "filters.<filter>"}
+    absent = {"comparable[]", "record.<figure>", "filters.<filter>", "places.<scope>"}
     written = set()
     for path, kind in keys_in(found):
         written.add(path)
@@ -402,25 +448,24 @@ def test_the_json_document_has_the_keys_of_its_contract(capsys):
 
 def test_an_interval_without_bound_is_null_in_json_and_not_in_text(folder_of, capsys):
     evicting = x.migration(20_000, 20_500, 64 * x.KIB, kind=x.DTOH, cause=x.EVICTION)
-    base = folder_of("a", [one_run().add(x.MEMCPY, *[evicting] * n) for n in (0, 0, 1)])
-    other = folder_of("b", [one_run().add(x.MEMCPY, *[evicting] * n) for n in (0, 1, 2)])
-    row = mover(document(capsys, base, other), "migrations.dtoh_bytes")
+    base = folder_of("a", [one_run().add(x.MEMCPY, *[evicting] * n) for n in (0, 1)])
+    other = folder_of("b", [one_run().add(x.MEMCPY, *[evicting] * n) for n in (1, 2)])
+    found = document(capsys, base, other)
+    row = mover(found, "migrations.dtoh_bytes")
     assert row["change_low"] is not None
     assert row["change_high"] is None
-    assert re.search(
-        r"migrations\.dtoh_bytes .* from -\d+(\.\d)? % +unclear", said(capsys, base, other).out
-    )
+    assert re.search(r"migrations\.dtoh_bytes .* from [+-]\d+(\.\d)? % +unclear", text_of(found))
 
 
-def test_tables_for_machines_have_a_row_for_each_figure(pair, compared, capsys, tmp_path):
-    text = said(capsys, *pair, "--format", "csv").out
+def test_tables_for_machines_have_a_row_for_each_figure(ones, compared_once, capsys, tmp_path):
+    text = said(capsys, *ones, "--format", "csv").out
     rows = list(csv.DictReader(io.StringIO(text)))
-    found = compared.to_dict()["movers"]
+    found = compared_once.to_dict()["movers"]
     assert [row["figure"] for row in rows] == [row["figure"] for row in found]
     place = tmp_path / "movers.parquet"
-    said(capsys, *pair, "--format", "parquet", "-o", place)
+    said(capsys, *ones, "--format", "parquet", "-o", place)
     assert pl.read_parquet(place)["change"].to_list() == [row["change"] for row in found]
-    markdown = compared._repr_markdown_()
+    markdown = compared_once._repr_markdown_()
     assert re.search(r"^\| migrations\.bytes +\| +16\.00 MiB", markdown, re.MULTILINE)
     assert "## B against A" in markdown
 
@@ -445,6 +490,11 @@ def test_nothing_that_is_read_or_there_is_written_over(pair, capsys, tmp_path):
     for option in ("-o", "--report"):
         place = run if option == "-o" else run.with_suffix(".html")
         assert "is what is being read" in said(capsys, *pair, option, place, status=2).err
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "run.sqlite").symlink_to(run)
+    forced = ("-o", run, "--force-overwrite")
+    assert "is what is being read" in said(capsys, links, pair[1], *forced, status=2).err
     taken = tmp_path / "there.html"
     taken.write_text("mine")
     assert "exists already" in said(capsys, *pair, "--report", taken, status=1).err
@@ -473,9 +523,9 @@ def test_what_cannot_be_understood_is_usage(arguments, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_the_least_effect_is_a_share(pair, capsys):
+def test_the_least_effect_is_a_share(ones, capsys):
     for text, value in (("5 %", 0.05), ("0.05", 0.05)):
-        found = document(capsys, *pair, "--by", "step", "--min-effect", text)
+        found = document(capsys, *ones, "--by", "step", "--min-effect", text)
         assert found["options"]["min_effect"] == value
 
 
@@ -486,10 +536,7 @@ def test_the_page_says_what_the_text_says_and_names_no_folder(capsys, tmp_path, 
     stepped = [tmp_path / name for name in ("one", "two")]
     for folder, copies in zip(stepped, (4, 8), strict=True):
         folder.mkdir()
-        for number in range(3):
-            one_run(copies=copies, n_steps=1, kernel_ns=9_000 + number).write(
-                folder / f"{number}.sqlite"
-            )
+        one_run(copies=copies, n_steps=1, kernel_ns=9_000).write(folder / "0.sqlite")
     said(capsys, *stepped, *arguments, status=4)
     page = place.read_text()
     for text in (
@@ -504,6 +551,13 @@ def test_the_page_says_what_the_text_says_and_names_no_folder(capsys, tmp_path, 
     assert "By default this shows" not in page
     assert not (tmp_path / "compare-output").exists()
     assert sorted(each.name for each in tmp_path.glob("*.html")) == ["page.html"]
+
+
+def test_the_title_of_a_page_names_all_conditions_or_counts_them(tmp_path):
+    names = [[tmp_path / name] for name in ("a", "b", "c", "d", "e", "f")]
+    assert _title(names[:2]) == "a and b compared"
+    assert _title(names[:3]) == "a, b and c compared"
+    assert _title(names) == "a, b, c and 3 more compared"
 
 
 def test_what_is_refused_leaves_no_page(capsys, tmp_path):

@@ -119,6 +119,9 @@ def test_what_does_not_exist_is_refused_before_anything_is_written(tmp_path, cap
         ("--to", "csv"),
         ("--to", "perfetto", "--tables", "kernels", "-o", "x"),
         ("--to", "parquet", "--chart", "batch_rate", "-o", "x"),
+        ("--to", "csv", "--tables", "", "-o", "x"),
+        ("--to", "csv", "--analyses", ",", "-o", "x"),
+        ("--to", "csv", "--snapshot", ADD, "--analyses", "batches", "-o", "x"),
         ("--chart", "batch_rate", "--tables", "kernels", "-o", "x.svg"),
     ],
 )
@@ -145,6 +148,96 @@ def test_a_folder_is_replaced_only_when_asked_and_only_if_it_is_such_an_export(t
     assert export(ADD, "--to", "parquet", "--force-overwrite", "-o", other) == 1
     assert (other / "thesis.txt").read_text() == "years of work"
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["mine", "t"]
+
+
+def everything_in(folder):
+    return {
+        path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")
+    }
+
+
+def an_index(text):
+    return lambda folder: (folder / "tables.json").write_text(text)
+
+
+def a_link(folder):
+    (folder / "kernels.csv").unlink()
+    (folder / "kernels.csv").symlink_to(ADD)
+
+
+FOREIGN = {
+    "no object": an_index("[1]"),
+    "no index of ours": an_index('{"tables": [{"name": "kernels", "file": "kernels.csv"}]}'),
+    "of another program": an_index(
+        '{"schema": 1, "written_by": "dbt 1", "tables": [{"file": "kernels.csv"}]}'
+    ),
+    "odd": an_index('{"schema": 1, "written_by": "nsan 1", "tables": {"file": "kernels.csv"}}'),
+    "no text": lambda folder: (folder / "tables.json").write_bytes(b"\xff\xfe"),
+    "deep": an_index("[" * 100_000),
+    "a file of theirs": lambda folder: (folder / "thesis.txt").write_text("years of work"),
+    "a folder of theirs": lambda folder: (folder / "figures").mkdir(),
+    "a link": a_link,
+}
+
+
+@pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
+def test_a_folder_with_anything_that_no_export_wrote_is_never_replaced(change, tmp_path, capsys):
+    place = tmp_path / "t"
+    words = ("--to", "csv", "--tables", "kernels", "--force-overwrite", "-o", place)
+    assert export(ADD, *words) == 0
+    assert export(ADD, *words) == 0
+    change(place)
+    before = everything_in(place)
+    assert export(ADD, *words) == 1
+    assert "which is of no export of tables" in capsys.readouterr().err
+    assert everything_in(place) == before
+
+
+def test_what_comes_to_the_place_while_the_tables_are_written_stays(tmp_path, monkeypatch):
+    def slowly(*_):
+        (tmp_path / "t").mkdir()
+        (tmp_path / "t" / "thesis.txt").write_text("years of work")
+        return ""
+
+    monkeypatch.setattr("nsan.exports.tables._readme", slowly)
+    assert export(ADD, "--to", "csv", "--tables", "kernels", "-o", tmp_path / "t") == 1
+    assert (tmp_path / "t" / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("form", ["perfetto", "csv"])
+def test_a_folder_that_is_not_there_is_said_of_the_output_not_of_the_trace(form, tmp_path, capsys):
+    assert export(ADD, "--to", form, "-o", tmp_path / "none" / "out") == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'none' / 'out'}" in said
+    assert "No such file" in said
+    assert "store" not in said
+
+
+@pytest.mark.parametrize("form", ["perfetto", "csv"])
+def test_an_export_without_a_row_says_so(form, tmp_path, capsys):
+    assert export(ADD, "--to", form, "--filter-time", "1s/2s", "-o", tmp_path / "out") == 0
+    assert "filters left no" in capsys.readouterr().err
+    none = x.Export().write(tmp_path / "none.sqlite")
+    assert export(none, "--to", form, "-o", tmp_path / "none") == 0
+    assert "there is no" in capsys.readouterr().err
+    assert export(none, "--to", form, "-q", "--force-overwrite", "-o", tmp_path / "none") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_an_analysis_of_a_snapshot_without_one_says_what_to_add_to_this_command(tmp_path, capsys):
+    words = ("--to", "csv", "--analyses", "allocator_segments", "-o", tmp_path / "t")
+    assert export(ADD, *words) == 2
+    said = capsys.readouterr().err
+    assert "add --snapshot FILE" in said
+    assert "report" not in said
+
+
+def test_a_wrong_snapshot_that_was_named_is_an_error(tmp_path, capsys):
+    other = SAMPLES / "snapshots" / "decomfl_opt125m_full_history.pickle.gz"
+    for words in (("--to", "perfetto"), ("--to", "csv", "--analyses", "pca_effect")):
+        assert export(ADD, *words, "-q", "--snapshot", other, "-o", tmp_path / "out") == 1
+        assert "decomfl_opt125m" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("form", ["perfetto", "parquet"])

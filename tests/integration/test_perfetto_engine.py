@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
 from itertools import pairwise
@@ -27,9 +26,15 @@ def load():
         yield started
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def opened(load, tmp_path, capsys):
+def opened(load, cache, tmp_path, monkeypatch, capsys):
     """Export a trace for Perfetto, and load it: gives what answers a query."""
+    monkeypatch.setenv("NSAN_CACHE_DIR", str(cache))  # each trace is imported once
 
     def export(trace, *arguments):
         place = tmp_path / f"{len(list(tmp_path.iterdir()))}.pftrace"
@@ -304,20 +309,71 @@ def test_filters_choose_what_is_in_the_file(opened, capsys):
     assert answer("select count(*) from slice where category = 'migration'") == ask(ADD, query)
     facts = facts_of(answer)
     assert facts["part"] == "Filters chose a part of the capture."
-    assert "resident" in facts["left out"]
-    assert "Not in the file: managed memory resident" in capsys.readouterr().err
+    assert "left out" not in facts
+    assert capsys.readouterr().err == ""
 
 
-def test_a_capture_without_a_row_is_a_file_that_loads(opened, tmp_path):
+def level_at(values, moment):
+    return [value for at, value, _ in values if at <= moment][-1]
+
+
+def test_what_is_held_in_a_part_is_what_the_whole_capture_says_of_that_time(opened):
+    names = ("Resident (reconstructed)", "PyTorch reserved")
+    answer = opened(PCA_ON)
+    whole = {name: counter(answer, name) for name in names}
+    times = [at for at, *_ in whole["PyTorch reserved"]]
+    first, last = times[len(times) // 3] + 1, times[2 * len(times) // 3] + 1
+    answer = opened(PCA_ON, "--filter-time", f"{first}ns/{last}ns")
+    for name, values in whole.items():
+        part = counter(answer, name)
+        # What was held before holds in it, from its first moment on.
+        assert part[0] == (first, level_at(values, first), "bytes")
+        assert part[0][1] > 0
+        assert part[1:] == [row for row in values if first < row[0] < last]
+        assert len(part) > 5
+
+
+def test_only_the_gpus_and_processes_that_filters_left_have_levels(opened):
+    trace = MODEL / "two_gpus" / "two_gpus.sqlite"
+    query = (
+        "select p.name, count(*) from counter c join track t on t.id = c.track_id join track p "
+        "on p.id = t.parent_id where t.name = 'Resident (reconstructed)' group by 1 order by 1"
+    )
+    zero, one = opened(trace)(query)
+    assert opened(trace, "--gpu", "1")(query) == [one] != [zero]
+
+
+def test_levels_from_before_the_session_hold_at_its_start(opened, tmp_path):
+    export = x.Export().add(x.MEMORY, x.memory_event(-500, x.VA, 4096))
+    # Leaves without having come: it was there from its allocation on, before the session start.
+    export.add(x.MEMCPY, x.migration(100, 200, 4096, kind=12))
+    answer = opened(export.write(tmp_path / "a.sqlite"))
+    is_sound(answer)
+    held = counter(answer, "Resident (reconstructed)")
+    assert held[0] == (0, 4096, "bytes")
+    assert held[-1][1] == 0
+
+
+def test_a_capture_without_a_row_is_a_file_that_says_what_it_is(opened, tmp_path):
     trace = x.Export().write(tmp_path / "empty.sqlite")
     answer = opened(trace)
     is_sound(answer)
-    assert answer("select count(*) from slice") == [(0,)]
+    assert answer("select name from slice") == [("About this trace",)]
+    facts = facts_of(answer)
+    assert facts["source"] == "empty.sqlite"
+    assert facts["left out"] == "any event: there is none"
 
 
-def test_a_snapshot_of_another_run_is_named_and_the_rest_is_written(opened, capsys):
+def test_all_that_is_left_out_is_said_and_the_rest_is_written(opened, tmp_path, capsys):
     other = SAMPLES / "snapshots" / "decomfl_opt125m_full_history.pickle.gz"
-    answer = opened(ADD, "--snapshot", other)
-    assert "Not in the file: the allocator's memory" in capsys.readouterr().err
+    export = x.Export().add(x.MEMCPY, x.migration(0, 10, 4096), x.migration("?", 20, 4096))
+    export.write(tmp_path / "run.sqlite")
+    (tmp_path / "snapshot.pickle").write_bytes(other.read_bytes())
+    answer = opened(tmp_path / "run.sqlite")
+    said = capsys.readouterr().err
+    facts = facts_of(answer)
+    assert facts["left out"].startswith("the allocator's memory: ")
+    assert facts["left out (2)"] == "1 row without a time"
+    assert all(f"Not in the file: {facts[name]}" in said for name in ("left out", "left out (2)"))
     assert counter(answer, "PyTorch reserved") == []
-    assert json.dumps(on_tracks(answer, "migration"))
+    assert [n for _, n, *_ in on_tracks(answer, "migration")] == [1]

@@ -11,6 +11,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 import nsan
 from nsan.cli import main
+from nsan.exports.private import without_folders
+from nsan.schema import TABLES
 
 PRIVATE = {
     "user": "PRIVATEuser",
@@ -300,7 +302,8 @@ def test_nothing_private_leaves_for_other_programs(export, tmp_path, form, capfd
     store = nsan.import_trace(export, tmp_path / "store", keep_paths=True)
     place = tmp_path / "out" / "export"
     place.parent.mkdir()
-    assert main(["export", str(store), "--to", form, "-o", str(place)]) == 0
+    more = [] if form == "perfetto" else ["--analyses", "faults_by_function"]
+    assert main(["export", str(store), "--to", form, "-o", str(place), *more]) == 0
     texts = [*texts_of(place.parent), *capfd.readouterr()]
     if form == "perfetto":
         packed = [
@@ -308,4 +311,13 @@ def test_nothing_private_leaves_for_other_programs(export, tmp_path, form, capfd
         ]
         texts = [zlib.decompress(each).decode("latin-1") for each in packed]
         assert "trainer" in texts[0]
+    assert "libmine.so" in "".join(texts)
     assert leaks(texts) == []
+
+
+def test_a_time_window_hides_no_folder(export, tmp_path):
+    whole = nsan.open_trace(nsan.import_trace(export, tmp_path / "store", keep_paths=True))
+    part = without_folders(whole.filter(time=(0, 20)))
+    for trace in (part, part.unwindowed):
+        assert leaks(str(getattr(trace, name).collect().to_dict()) for name in TABLES) == []
+        assert trace.cpu_faults.collect()["module"].to_list() == ["libmine.so"]

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plants.placement import polled
 from polars.testing import assert_frame_equal
 from programs import EndlessError, programs, run_to_end
 
@@ -372,6 +373,13 @@ def test_whole_traces_of_workloads_raise_no_alarm(name, factor):
     tables = modelled(name, (11 if SOAK else 5) * MIB + 300 * KIB, steps, factor)
     for what, without in WITHOUT.items():
         assert holes(tables, without).is_empty(), what
+
+
+def test_pages_that_bounce_for_a_while_and_are_left_alone_raise_no_alarm():
+    """The host polls a flag beside the data of a kernel: the driver brings nothing along to such pages."""
+    program = polled(n_bytes=32 * MIB, n_polls=20)
+    settings = Settings(gpu="a100-pcie", host="v100-x86", seed=706)
+    assert holes(record(run(program, settings), settings, "polled")).is_empty()
 
 
 @given(programs())

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nsan.comparing.checks import steps_without_work
 from nsan.comparing.comparability import NotComparableError, barred, comparability, refuse
 from nsan.comparing.figures import FIGURES
 from nsan.comparing.findings import Side
@@ -106,12 +107,18 @@ def test_another_gpu_refuses_and_leaves_what_the_program_decides(devices):
     assert left == {"kernels.n", "managed.allocations", "managed.bytes"}
 
 
-def test_a_gpu_that_two_processes_use_is_one_and_an_unknown_one_is_no_other():
+def test_a_gpu_that_two_processes_use_is_one():
     twice = run(devices=[{**V100, "pid": 1}, {**V100, "pid": 2}])
     assert found(run(), twice) == []
-    assert found(run(), run(devices=[{**V100, "name": None}])) == []
+
+
+def test_a_gpu_that_is_not_known_of_one_side_is_no_other_but_is_told():
+    for devices in ([{**V100, "name": None}], []):
+        (finding,) = found([run(), run()], [run(), run(devices=devices)])
+        assert (finding.id, finding.level, finding.bars) == ("gpu_unknown", "warn", "none")
+        assert finding.text.startswith("The GPU of B is not known")
+        assert found(run(devices=devices), run(devices=devices)) == []
     assert found(run(), run(devices=[{**V100, "compute_capability": None}])) == []
-    assert found(run(), run(devices=[])) == []
 
 
 def test_modelled_against_recorded_is_refused_for_every_figure():
@@ -225,6 +232,44 @@ def test_one_repetition_that_is_not_like_the_others_refuses_too():
     odd = run(capture={"gpu_faults": "not_recorded"})
     assert levels([run(), odd], [run(), odd]) == {"switches": "refuse"}
     assert levels([run(), run()], [run(), run(devices=[H100])]) == {"gpu": "refuse"}
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_a_repetition_of_another_program_refuses_though_both_sides_have_most_in_common(odd):
+    runs = [run(), run(), run()]
+    runs[odd] = run(kernels=("bfs", "walk"), process="bfs")
+    for sides in ((runs, [run()] * 3), ([run()] * 3, runs)):
+        (finding,) = [each for each in found(*sides) if each.level == "refuse"]
+        assert (finding.id, finding.about) == ("program", ("A",) if sides[0] is runs else ("B",))
+        assert "bfs" in finding.text
+    assert bars([run()] * 3, runs) == set(FIGURES)
+
+
+def test_repetitions_under_two_names_are_told_once():
+    runs = [run(), run(process="app2"), run(process="app3")]
+    (finding,) = found(runs, [run()])
+    assert (finding.id, finding.level, finding.about) == ("program_names", "warn", ("A",))
+
+
+# Steps ----------------------------------------------------------------------------------------------
+
+
+def test_steps_that_enclose_little_of_what_kernels_do_are_told():
+    def side(label, steps_ns, busy_ns):
+        profile = run()
+        summary = {**profile.summary, "kernels": {"busy_ns": busy_ns}}
+        return Side(label, [replace(profile, summary=summary, steps_ns=steps_ns)])
+
+    launches = side("A", 350_000.0, 5_300_000)
+    (finding,) = steps_without_work([launches, side("B", 60e6, 50_000_000)])
+    assert (finding.id, finding.level, finding.about) == ("steps", "warn", ("A",))
+    assert "350.000 us" in finding.text
+    assert "5.300 ms" in finding.text
+    others = [side("B", None, 9), side("C", 1.0, None), side("D", 1.0, 0), side("E", 50.0, 100)]
+    assert [*steps_without_work(others)] == []
+
+
+# Files ----------------------------------------------------------------------------------------------
 
 
 def test_a_file_that_stands_on_both_sides_is_named():

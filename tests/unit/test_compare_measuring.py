@@ -15,8 +15,16 @@ import pytest
 from nsan.analysis.compare.tables import SAMPLES, SCOPES
 from nsan.asking import Asked
 from nsan.comparing.conditions import captures_in, find_conditions
+from nsan.comparing.copies import copies
+from nsan.comparing.document import compare
 from nsan.comparing.figures import FIGURES, is_known
-from nsan.comparing.measuring import Asking, measure, measure_run
+from nsan.comparing.measuring import (
+    Asking,
+    count_places,
+    measure,
+    measure_run,
+    most_important,
+)
 from nsan.errors import InputMissingError, NsanError, UsageError
 from nsan.opening import import_trace
 
@@ -104,6 +112,36 @@ def test_conditions_have_letters_names_and_runs_that_can_be_told_apart(tmp_path)
     assert [run.name for run in off.runs] == ["run1/trace.sqlite", "run2/trace.sqlite"]
     assert [run.name for run in both.runs] == ["a.sqlite", "b.sqlite"]
     assert (third.label, third.name) == ("C", "a.sqlite and 1 more")
+
+
+def test_different_captures_of_one_stem_are_different_runs(tmp_path):
+    folder = touched(tmp_path / "a", "run.sqlite")
+    shutil.copy(V100, folder / "run.log.gz")
+    assert sorted(names_in(folder)) == ["run.log.gz", "run.sqlite"]
+
+
+def test_a_folder_with_captures_and_folders_of_them_is_asked_about(tmp_path):
+    folder = touched(tmp_path / "a", "run.sqlite")
+    touched(folder / "notes", "plan.txt")
+    assert names_in(folder) == ["run.sqlite"]
+    touched(folder / "old", "first.sqlite")
+    with pytest.raises(UsageError, match=r"a has captures, and folders of captures: old\."):
+        captures_in(folder)
+
+
+def test_the_tables_that_nsys_exports_beside_a_report_are_the_same_run(tmp_path):
+    folder = touched(tmp_path / "a", "run.nsys-rep")
+    touched(folder / "run_pqtdir", "StringIds.parquet", "META_DATA_EXPORT.parquet")
+    assert names_in(folder) == ["run.nsys-rep"]
+    (folder / "run_pqtdir").rename(folder / "run2_pqtdir")
+    with pytest.raises(UsageError, match="run2_pqtdir"):
+        captures_in(folder)
+
+
+def test_runs_of_folders_of_one_name_have_names_of_their_own(tmp_path):
+    places = [touched(tmp_path / each / "1", "run.sqlite") / "run.sqlite" for each in ("p", "q")]
+    condition, _ = find_conditions([places, ADD])
+    assert [run.name for run in condition.runs] == ["1/run.sqlite", "1/run.sqlite (2)"]
 
 
 def test_what_is_no_condition_is_refused_with_the_reason(tmp_path):
@@ -245,13 +283,94 @@ def test_ranges_are_unknown_where_nvtx_was_not_recorded(built):
     assert (a["step", "range.n"], b["step", "range.n"]) == (None, 4)
 
 
-def test_only_the_places_that_take_most_time_are_compared(built):
+def test_the_places_that_take_most_time_are_chosen_and_those_that_are_named(built):
     names = tuple(f"k{at}" for at in range(5))
-    paths = [built(export(kernels=names)), built(export(kernels=(*names, "long")))]
-    found = measured(paths, scopes=("kernel",), most_places=2)
-    places = found["place"].unique()
-    assert len(places) == 2
-    assert found.height == 2 * 2 * sum(figure.scope == "kernel" for figure in FIGURES.values())
+    paths = [built(export(kernels=names)), built(export(kernels=(*names, *["thrice"] * 3)))]
+    found = measured(paths, scopes=("kernel",))
+    assert count_places(found) == {"kernel": 6}
+    n_figures = sum(figure.scope == "kernel" for figure in FIGURES.values())
+    assert found.height == 2 * 6 * n_figures
+    chosen = most_important(found, 2)
+    # Four launches of 0.1 ms in each of two runs, against twelve in one; of equals the first by name.
+    assert chosen["place"].unique().sort().to_list() == ["k0", "thrice"]
+    assert chosen.height == 2 * 2 * n_figures
+    named = most_important(found, 2, [("kernel", "k4"), ("range", "k3"), ("kernel", "k0")])
+    assert named["place"].unique().sort().to_list() == ["k0", "k4", "thrice"]
+    assert named.height == 2 * 3 * n_figures
+
+
+def test_a_limit_sees_each_kernel_and_it_is_said_which_have_a_row(built):
+    names = ("a", "b", "c", "d")
+    slow = export(kernels=names)
+    for row in slow.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
+        row["end"] += 50_000 * (row["shortName"] == 4)
+    gates = ["kernel.time_ns>+5%", "kernel.time_ns@d>+5%", "kernel.time_ns@b>+5%", "kernel.n@e>+0"]
+    found = compare(
+        built(export(kernels=names)),
+        built(slow),
+        asking=Asking(scopes=("kernel",), most_places=1),
+        fail_on=gates,
+    )
+    outcomes = [each.outcome for each in found.gates]
+    assert outcomes == ["failed", "failed", "passed", "undecided"]
+    assert found.gates[0].text == "d: 400.000 us -> 600.000 us, +50.0%"
+    assert found.gates[3].text == "there is no kernel e in any run."
+    assert set(found.movers["place"]) == {"b", "d"}
+    assert found.to_dict()["places"] == {"kernel": 4}
+    assert "Of 4 kernels the 1 with most time are compared" in str(found)
+
+
+def test_a_limit_on_ranges_of_runs_without_one_is_undecided(built):
+    paths = [built(export(n_steps=0)), built(export(n_steps=0))]
+    found = compare(
+        *paths, asking=Asking(scopes=("range",)), fail_on=["range.time_ns>+1%"], anyway=True
+    )
+    assert [each.outcome for each in found.gates] == ["undecided"]
+
+
+def test_steps_that_were_asked_for_and_that_no_run_has_are_refused(built):
+    paths = [built(export()), built(export())]
+    with pytest.raises(UsageError, match="No run has steps by the NVTX range 'nope'"):
+        measured(paths, scopes=("step",), nvtx="nope")
+    with pytest.raises(
+        UsageError, match=r"leave out 4 steps at the start leaves none.*more than 4"
+    ):
+        measured(paths, scopes=("step",), nvtx="step", warmup=4)
+    found = measured([paths[0], built(export(n_steps=2))], scopes=("step",), warmup=3)
+    known = found.filter(pl.col("figure") == "step.time_ns")["value"].is_null()
+    assert known.to_list() == [False, True]
+
+
+def test_a_name_of_steps_that_is_not_there_gives_no_steps_of_kernels(built):
+    made = export(n_steps=0)
+    for at in range(40):
+        ran = at * MS
+        made.add("CUPTI_ACTIVITY_KIND_KERNEL", x.kernel(ran, ran + 100_000, name=at % 2 + 1))
+    path = built(made)
+    assert measured([path, path], scopes=("step",))["item"].max() > 3
+    with pytest.raises(UsageError, match="'nope'"):
+        measured([path, path], scopes=("step",), nvtx="nope")
+
+
+def test_copies_of_one_capture_are_no_repetitions(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    for number in range(3):
+        shutil.copy(ADD, tmp_path / "a" / f"run{number}.sqlite")
+        export(n_steps=number + 1).write(tmp_path / "b" / f"run{number}.sqlite")
+    found = list(copies(find_conditions([tmp_path / "a", tmp_path / "b"])))
+    assert [(each.level, each.about) for each in found] == [("warn", ("A",))]
+    assert "A: run0.sqlite, run1.sqlite, run2.sqlite are copies of one capture" in found[0].text
+    # One side each is another question: a run against itself.
+    assert list(copies(find_conditions([ADD, ADD]))) == []
+    same_size = [tmp_path / "a" / "run0.sqlite", tmp_path / "b" / "odd.sqlite"]
+    same_size[1].write_bytes(ADD.read_bytes()[:-1] + b"x")
+    assert list(copies(find_conditions([same_size, ADD]))) == []
+    import_trace(V100, tmp_path / "c" / "store0")
+    for number in (1, 2):
+        shutil.copytree(tmp_path / "c" / "store0", tmp_path / "c" / f"store{number}")
+    (third,) = copies(find_conditions([ADD, tmp_path / "c"]))
+    assert third.about == ("B",)
 
 
 def test_only_what_is_asked_is_computed(built, monkeypatch):

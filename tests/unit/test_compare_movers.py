@@ -221,12 +221,23 @@ def test_a_barred_figure_shows_its_numbers_and_why():
 
 def test_with_one_run_each_steps_tell_the_noise():
     found = judged(
-        steps("A", "step.time", [10, 11, 9, 10, 10, 11]),
-        steps("B", "step.time", [20, 21, 19, 20]),
+        steps("A", "step.time", [10, 11, 9, 10, 10, 11, 9, 10] * 2),
+        steps("B", "step.time", [20, 21, 19, 20] * 4),
     )
     assert (found["verdict"], found["noise"]) == ("more", "steps")
-    assert (found["n_base"], found["n_other"]) == (6, 4)
-    assert found["other"] == 20
+    assert (found["n_base"], found["n_other"]) == (16, 16)
+    assert (found["base"], found["other"]) == (10, 20)
+    assert 0.9 < found["change_low"] < 1 < found["change_high"] < 1.1
+    assert found["p_holm"] >= 0.5 * 0.9**30
+
+
+def test_few_steps_of_one_run_each_give_no_verdict():
+    found = judged(
+        steps("A", "step.time", [10, 11, 9, 10] * 2), steps("B", "step.time", [20, 21, 19] * 5)
+    )
+    assert (found["verdict"], found["noise"]) == ("unjudged", "none")
+    assert (found["base"], found["other"], found["p"]) == (10, 20, None)
+    assert "fewer than 12 warm steps" in found["reason"]
 
 
 def test_steps_of_several_runs_count_once_per_run():
@@ -246,12 +257,13 @@ def test_a_run_with_an_unknown_step_is_unknown():
     assert (found["verdict"], found["base"]) == ("unknown", None)
 
 
-def test_steps_that_drift_are_not_sure_of_a_small_difference():
+def test_steps_that_drift_give_no_verdict():
     drift = np.linspace(100, 140, 40)
     found = judged(steps("A", "step.time", drift), steps("B", "step.time", drift + 8))
     plain = stats.ttest_ind(drift, drift + 8, equal_var=False).pvalue
     assert plain < 0.01
-    assert found["verdict"] == "unclear"
+    assert (found["verdict"], found["noise"]) == ("unjudged", "none")
+    assert "so much like the one before" in found["reason"]
     assert found["change"] == pytest.approx(8 / 120)
 
 

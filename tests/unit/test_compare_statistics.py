@@ -12,11 +12,12 @@ from conftest import SOAK
 from scipy import stats
 
 from nsan.analysis.compare.statistics import (
-    batch_means,
     change_intervals,
     coin_p,
     holm,
     means_differ,
+    settled,
+    steps_coin_p,
 )
 
 DRAWS = {
@@ -241,37 +242,89 @@ def _lasting(random, n, share):
     return np.array(found) * 5 + 100
 
 
-def test_steps_that_depend_on_each_other_are_not_taken_for_independent_ones():
+def _beyond(pair):
+    found = settled(*pair)
+    return found is not None and means_differ(*found).p < 0.05
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (5, 5), (12, 12), (40, 40), (200, 200), (12, 200)])
+@pytest.mark.parametrize("share", [0, 0.3, 0.5, 0.7, 0.8, 0.95])
+def test_noise_of_steps_that_depend_on_each_other_is_not_beyond_noise(share, sizes):
     random = np.random.default_rng(9)
-    n_times = 2_000 if SOAK else 250
-    pairs = [[_lasting(random, 200, 0.6) for _ in "AB"] for _ in range(n_times)]
-    plain = np.mean([means_differ(*pair).p < 0.05 for pair in pairs])
-    batched = np.mean([means_differ(*map(batch_means, pair)).p < 0.05 for pair in pairs])
-    assert plain > 0.25
-    assert batched < 0.1
+    n_times = 2_000 if SOAK else 100
+    pairs = [[_lasting(random, size, share) for size in sizes] for _ in range(n_times)]
+    beyond = sum(map(_beyond, pairs))
+    assert beyond <= stats.binom.ppf(0.9999, n_times, 0.05)
+
+
+def test_taken_as_they_are_they_would_be():
+    random = np.random.default_rng(9)
+    for share, n in ((0.5, 12), (0.8, 40), (0.6, 200)):
+        pairs = [[_lasting(random, n, share) for _ in "AB"] for _ in range(200)]
+        assert np.mean([means_differ(*pair).p < 0.05 for pair in pairs]) > 0.15
 
 
 def test_independent_steps_lose_little():
     random = np.random.default_rng(10)
     n_times = 2_000 if SOAK else 250
-    pairs = [(random.normal(100, 5, 60), random.normal(105, 5, 60)) for _ in range(n_times)]
-    assert np.mean([means_differ(*map(batch_means, pair)).p < 0.01 for pair in pairs]) > 0.9
+    pairs = [(random.normal(100, 5, 60), random.normal(106, 5, 60)) for _ in range(n_times)]
+    assert np.mean([means_differ(*settled(*pair)).p < 0.01 for pair in pairs]) > 0.9
 
 
-def test_batches_are_means_of_neighbours_and_few_steps_stay_as_they_are():
-    few = np.array([1.0, 9, 2, 8, 3, 7, 1, 1, 1, 1, 1])
-    assert batch_means(few).tolist() == few.tolist()
-    means = [1, 5, 2, 9, 4, 7, 2, 8]
-    lasting = np.repeat(means, 2) * 1.0
-    assert batch_means(lasting).tolist() == means
-    assert batch_means(np.concatenate([[3.0], lasting])).tolist() == means
+def test_few_steps_and_steps_that_last_tell_no_noise():
+    random = np.random.default_rng(11)
+    assert settled(random.normal(9, 1, 11), random.normal(9, 1, 99)) is None
+    assert settled(np.arange(40.0), np.arange(40.0)) is None
+    # One side that lasts is enough: the other may not have seen what lasts.
+    assert settled(random.normal(9, 1, 40), np.arange(40.0)) is None
+
+
+def test_steps_are_worth_as_many_values_as_theory_says_and_keep_their_mean():
+    random = np.random.default_rng(12)
+    steps = _lasting(random, 5_000, 0.8)
+    found, other = settled(steps, steps)
+    # Of 0.8 kept each time, nine steps are worth one: (1 + 0.8) / (1 - 0.8).
+    assert 0.8 < found.size / min(5_000 / 9, 500) <= 1
+    assert found.mean() == pytest.approx(steps.mean())
+    error = found.std(ddof=1) / math.sqrt(found.size)
+    assert error == pytest.approx(5 * math.sqrt(9 / 5_000), rel=0.2)
+    assert other.tolist() == found.tolist()
+
+
+def test_steps_that_never_vary_stay_as_they_are_and_beside_others_keep_their_value():
+    still = np.full(20, 7.0)
+    assert [side.tolist() for side in settled(still, still + 1)] == [[7] * 20, [8] * 20]
+    found = settled(still, np.random.default_rng(13).normal(9, 1, 40))
+    assert set(found[0]) == {7}
+
+
+def test_steps_that_take_turns_are_no_surer_than_without():
     turns = np.tile([1.0, 2], 20)
-    assert batch_means(turns).tolist() == turns.tolist()
+    found, _ = settled(turns, turns + 1)
+    assert found.mean() == 1.5
+    assert found.std() >= 0.5
 
 
-def test_of_very_many_steps_few_means_are_left_and_their_spread_is_right():
+def test_of_very_many_steps_few_values_are_left_and_their_spread_is_right():
     steps = np.random.default_rng(13).normal(100, 5, 20_000)
-    means = batch_means(steps)
+    means, _ = settled(steps, steps)
     assert 8 <= means.size <= 500
     error = means.std(ddof=1) / math.sqrt(means.size)
     assert 0.9 < error / (5 / math.sqrt(20_000)) < 1.8
+
+
+def test_how_often_steps_of_two_modes_keep_to_one_is_counted():
+    for n, m in ((2, 3), (4, 4)):
+        apart = sum(
+            0.25 * 0.9 ** (fall.count(0)) * 0.1 ** (fall.count(1))
+            for first in itertools.product((0, 1), repeat=2)
+            for fall in itertools.product((0, 1), repeat=n + m - 2)
+            if first[0] != first[1] and not any(fall)
+        )
+        assert steps_coin_p(n, m) == pytest.approx(apart)
+    assert steps_coin_p(12, 12) < 0.05 < steps_coin_p(11, 12)
+
+
+def test_an_interval_has_no_change_below_nothing():
+    low, high = interval([5, 5, 5, 5, 5], [-3, 1, 1, 1, 6])
+    assert -1 <= low < high

@@ -11,7 +11,7 @@ from nsan.comparing.profile import Profile
 GIB = 1 << 30
 
 
-def run(*, kernels=None, calls=None, memory=None, allocations=2, managed=64 * 2**20):
+def run(*, kernels=None, calls=None, memory=None, ranges=None, allocations=2, managed=64 * 2**20):
     summary = {"managed": {"n_allocations": allocations, "bytes": managed}}
     return Profile(
         "run.sqlite",
@@ -19,6 +19,7 @@ def run(*, kernels=None, calls=None, memory=None, allocations=2, managed=64 * 2*
         kernels={"add": 10} if kernels is None else kernels,
         calls={"cudaMallocManaged": 2} if calls is None else calls,
         memory=memory or {},
+        ranges=ranges,
     )
 
 
@@ -66,6 +67,15 @@ def test_where_no_kernel_was_recorded_none_is_missed():
     assert told(run(), run(kernels={})) == []
 
 
+def test_nvtx_ranges_that_only_one_has_are_named():
+    a, b = run(ranges={"fwd": 3, "both": 1}), run(ranges={"bwd": 1_200, "both": 5})
+    assert texts(a, b) == [
+        "NVTX range bwd: none in A, 1 200 in B",
+        "NVTX range fwd: 3 in A, none in B",
+    ]
+    assert told(a, run(ranges=None)) == told(run(ranges=None), a) == []
+
+
 def test_what_varies_between_repetitions_is_no_difference():
     base = [run(kernels={"add": n}) for n in (10, 12)]
     within = [run(kernels={"add": n}) for n in (11, 30)]
@@ -107,6 +117,14 @@ def test_a_gpu_that_is_full_in_one_condition_only_is_told(mine):
         f"full in {full}, which evicts, managed peak at most 1.5 times what it held; never in {never}"
         in said
     )
+
+
+def test_where_a_gpu_was_full_the_factor_that_was_to_be_is_not_told_beside_what_was_seen():
+    full = {"evicted_bytes": 4096.0, "observed_factor": 6.41, "oversubscription_factor": 0.1}
+    spare = {"evicted_bytes": 0.0, "oversubscription_factor": 0.2}
+    for sides in ((run(memory=full), run(memory=spare)), (run(memory=spare), run(memory=full))):
+        (said,) = texts(*sides)
+        assert "6.41 times" in said
 
 
 def test_that_nothing_is_known_of_evictions_is_not_that_there_are_none():

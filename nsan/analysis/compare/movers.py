@@ -5,8 +5,9 @@ it, and the change is at least the least effect. It is *same* where the interval
 within the least effect, or all values are equal. What neither holds of is *unclear*.
 
 Noise is known from several runs a side: one value per run, steps averaged first, as steps of one run share
-what chance gave that run. With one run a side it is known from its steps: then a verdict is about how much
-steps differ, and another run may differ by more.
+what chance gave that run. With one run a side it is known from its steps, if they are enough
+(:func:`nsan.analysis.compare.statistics.settled`): then a verdict is about how much steps differ, and another
+run may differ by more.
 
 The family of Holm is all figures of all places that are judged for one condition and that vary; see
 :mod:`nsan.analysis.compare.statistics`.
@@ -22,18 +23,28 @@ import numpy as np
 import polars as pl
 
 from nsan.analysis.compare.statistics import (
+    LEAST_STEPS,
     Numbers,
-    batch_means,
     change_intervals,
     coin_p,
     holm,
     means_differ,
+    settled,
+    steps_coin_p,
 )
 from nsan.analysis.compare.tables import BASE, MOVERS, SAMPLES, Measure
 from nsan.analysis.result import KINDS
 
 _WHAT: Final = ("scope", "place", "figure")
 _ONE_RUN: Final = "Of one run each it is not known how much runs differ anyway: give several runs of each condition."
+_FEW_STEPS: Final = (
+    f"Of one run each, fewer than {LEAST_STEPS} warm steps do not tell how much steps differ anyway: give several "
+    "runs of each condition."
+)
+_ALIKE: Final = (
+    "Of one run each, a step is so much like the one before that a few of them tell no noise: give several runs of "
+    "each condition."
+)
 _ONE_SIDE: Final = "{} has one run only: how much its runs differ is not known."
 
 
@@ -62,14 +73,23 @@ class Judging:
 
 
 @dataclass
-class _Row:
-    """One figure on its way to a verdict: ``found`` is its row of MOVERS."""
+class Pair:
+    """One figure of a condition beside that of the base, on its way to a verdict.
+
+    Attributes
+    ----------
+    found : dict
+        Its row of ``MOVERS``, as far as it is known. It has a verdict already where none can be reached.
+    base, other : array of float
+        The values that decide: of runs, or what steps are worth; empty where the figure is not known.
+    grain : float
+        Of the figure.
+    """
 
     found: dict[str, Any]
     base: Numbers
     other: Numbers
     grain: float
-    change: tuple[float, float] | None = None
 
     @property
     def is_constant(self) -> bool:
@@ -79,6 +99,8 @@ class _Row:
     @property
     def coin_p(self) -> float:
         """How sure its few values can make at all; see :func:`coin_p`."""
+        if self.found["noise"] == "steps":
+            return steps_coin_p(self.found["n_base"], self.found["n_other"])
         return coin_p(self.base.size, self.other.size)
 
     @property
@@ -112,18 +134,38 @@ def movers(
         Conditions as in ``samples``, then scopes, places by name, and figures in the order of ``figures``.
         A figure that is not known in one run of a condition is not known of the condition.
     """
-    judging, barred = judging or Judging(), barred or {}
-    sides = _sides(samples.select(SAMPLES.cast()))
-    rows: list[_Row] = []
-    for name in samples["condition"].unique(maintain_order=True):
-        if name == BASE:
-            continue
-        pairs = _pairs(sides, name, figures).iter_rows(named=True)
-        mine = [_row(pair, name, figures[pair["figure"]], barred) for pair in pairs]
+    judging, rows = judging or Judging(), pairs_of(samples, figures, barred)
+    for name in dict.fromkeys(row.found["condition"] for row in rows):
+        mine = [row for row in rows if row.found["condition"] == name]
         _judge([row for row in mine if row.found["verdict"] is None], judging)
-        rows += mine
     found = pl.DataFrame([row.found for row in rows], schema=MOVERS.schema)
     return found.select(MOVERS.cast())
+
+
+def pairs_of(
+    samples: pl.DataFrame,
+    figures: Mapping[str, Measure],
+    barred: Mapping[tuple[str, str], str] | None = None,
+) -> list[Pair]:
+    """Put each figure of each condition beside that of the base, without a verdict where one can be reached.
+
+    Parameters
+    ----------
+    samples, figures, barred
+        As of :func:`movers`.
+
+    Returns
+    -------
+    list of Pair
+        In the order of :func:`movers`.
+    """
+    sides = _sides(samples.select(SAMPLES.cast()))
+    return [
+        _row(pair, name, figures[pair["figure"]], barred or {})
+        for name in samples["condition"].unique(maintain_order=True)
+        if name != BASE
+        for pair in _pairs(sides, name, figures).iter_rows(named=True)
+    ]
 
 
 # Sides ----------------------------------------------------------------------------------------------
@@ -174,14 +216,14 @@ def _row(
     name: str,
     figure: Measure,
     barred: Mapping[tuple[str, str], str],
-) -> _Row:
+) -> Pair:
     """Take the values that decide, and say at once where there can be no verdict."""
     one_run = pair["n_runs"] == pair["n_runs_other"] == 1
     known = pair["runs"] is not None and pair["runs_other"] is not None
-    steps = [pair["steps"] or [], pair["steps_other"] or []]
-    runs = [pair["runs"] or [], pair["runs_other"] or []]
-    by_steps = known and one_run and min(map(len, steps)) > 1
-    base, other = (np.array(side) for side in (steps if by_steps else runs))
+    steps = [np.array(pair[side] or []) for side in ("steps", "steps_other")]
+    runs = [np.array(pair[side] or []) for side in ("runs", "runs_other")]
+    by_steps = settled(*steps) if known and one_run else None
+    base, other = steps if by_steps else runs
     noise = "steps" if by_steps else "runs" if known and min(base.size, other.size) > 1 else "none"
     found: dict[str, Any] = dict.fromkeys(MOVERS.schema)
     found |= {key: pair[key] for key in _WHAT}
@@ -194,9 +236,17 @@ def _row(
         found |= {"verdict": "unjudged", "reason": barred[name, pair["figure"]]}
     elif noise == "none":
         alone = BASE if base.size == 1 else name
-        reason = _ONE_RUN if one_run else _ONE_SIDE.format(alone)
+        reason = _why_one_run(steps) if one_run else _ONE_SIDE.format(alone)
         found |= {"verdict": "unjudged", "reason": reason}
-    return _Row(found, base, other, figure.grain)
+    if by_steps:
+        base, other = by_steps
+    return Pair(found, base, other, figure.grain)
+
+
+def _why_one_run(steps: Sequence[Numbers]) -> str:
+    """Say why one run a side tells no noise of a figure."""
+    fewest = min(side.size for side in steps)
+    return _ONE_RUN if not fewest else _FEW_STEPS if fewest < LEAST_STEPS else _ALIKE
 
 
 def _less_certain(*kinds: str | None) -> str:
@@ -228,11 +278,8 @@ def _unknown(pair: Mapping[str, Any], name: str) -> str:
 # Verdicts -------------------------------------------------------------------------------------------
 
 
-def _judge(rows: Sequence[_Row], judging: Judging) -> None:
+def _judge(rows: Sequence[Pair], judging: Judging) -> None:
     """Test the figures of one condition together, and give each its verdict."""
-    for row in rows:
-        if row.found["noise"] == "steps" and not row.is_constant:
-            row.base, row.other = batch_means(row.base), batch_means(row.other)
     intervals = change_intervals(
         [(row.base, row.other) for row in rows], confidence=judging.confidence, seed=judging.seed
     )
@@ -251,7 +298,7 @@ def _judge(rows: Sequence[_Row], judging: Judging) -> None:
         row.found |= _verdict(row, judging)
 
 
-def _verdict(row: _Row, judging: Judging) -> dict[str, str | None]:
+def _verdict(row: Pair, judging: Judging) -> dict[str, str | None]:
     """Say what holds of a figure whose noise is known."""
     found, least = row.found, judging.min_effect
     change, difference = found["change"], found["difference"]
@@ -268,7 +315,7 @@ def _verdict(row: _Row, judging: Judging) -> dict[str, str | None]:
     return {"verdict": "more" if difference > 0 else "less"}
 
 
-def _is_within(row: _Row, judging: Judging) -> bool:
+def _is_within(row: Pair, judging: Judging) -> bool:
     """Say whether the change is surely below the least effect, by the interval and by Student's t.
 
     Of two or three values the interval alone is too narrow to say so.
@@ -280,7 +327,7 @@ def _is_within(row: _Row, judging: Judging) -> bool:
     return by_t and high is not None and bool(-least <= low and high <= least)
 
 
-def _unclear(row: _Row, level: float, *, one_event: bool) -> str:
+def _unclear(row: Pair, level: float, *, one_event: bool) -> str:
     if one_event:
         return "The sides differ by one event, which runs of one condition may do."
     if row.coin_p > level:
