@@ -11,7 +11,7 @@ from math import inf, log
 from typing import Any, Final
 
 from nsan.analysis.compare.tables import BASE
-from nsan.comparing.writing import change_text, interval_text, written
+from nsan.comparing.writing import change_text, difference_text, interval_text, written
 from nsan.tabular.notes import few
 from nsan.tabular.text import Field, Row, name, table
 from nsan.text import shortened
@@ -148,14 +148,14 @@ def mover_fields(document: Mapping[str, Any], label: str) -> tuple[Field, ...]:
         Field("place", "Of", str, right=False),
         Field("base", BASE, str),
         Field("other", label, str),
+        Field("difference", f"{label} - {BASE}", str),
         Field("change", "Change", str),
         Field("interval", confidence, str),
         Field("noise", "Noise from", str, right=False),
         Field("verdict", "Verdict", str, right=False),
     )
     hidden = set() if any(row["place"] for row in rows) else {"place"}
-    if len({_noise(row) for row in rows}) == 1:
-        hidden |= {"noise"}
+    hidden |= {"noise"} if len({_noise(row) for row in rows}) == 1 else set()
     if all(row["noise"] == "none" for row in rows):
         hidden |= {"interval"}
     if all(row["verdict"] == "unjudged" for row in rows):
@@ -213,15 +213,15 @@ _VERDICTS: Final = {"unjudged": "no verdict"}
 
 def _cells(row: Row) -> dict[str, str]:
     unit = row["unit"]
-    low, high = row["change_low"], row["change_high"]
-    # JSON knows no interval without bound: it ends at null.
+    high = inf if row["change_high"] is None else row["change_high"]  # JSON knows no infinity
     return {
         "figure": row["figure"],
         "place": shortened(row["place"], _LONGEST_PLACE),
         "base": written(row["base"], unit),
         "other": written(row["other"], unit),
+        "difference": difference_text(row["difference"], unit),
         "change": change_text(row["change"], row["difference"]),
-        "interval": interval_text(low, inf if high is None else high),
+        "interval": interval_text(row["change_low"], high),
         "noise": _noise(row),
         "verdict": _VERDICTS.get(row["verdict"], row["verdict"]),
     }

@@ -69,6 +69,29 @@ def change_text(change: float | None, difference: float | None) -> str:
     return text if change else "0 %"
 
 
+def difference_text(difference: float | None, unit: str) -> str:
+    """Write a difference with its sign.
+
+    Parameters
+    ----------
+    difference : float or None
+        ``other - base``.
+    unit : str
+        Of the figure.
+
+    Returns
+    -------
+    str
+        "-" where it is not known.
+
+    Examples
+    --------
+    >>> difference_text(4096.0, "byte"), difference_text(-2.5, "kernels"), difference_text(None, "ns")
+    ('+4.00 KiB', '-2.5', '-')
+    """
+    return "+" * (difference is not None and difference > 0) + written(difference, unit)
+
+
 def interval_text(low: float | None, high: float | None) -> str:
     """Write the interval of a change.
 

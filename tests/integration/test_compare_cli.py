@@ -173,7 +173,9 @@ def test_what_all_repetitions_do_is_a_mover_and_what_they_vary_in_is_not(compare
 def test_the_text_has_movers_first_and_the_rest_in_a_line(compared):
     text = str(compared)
     assert text.startswith("A: before, 3 runs, NVIDIA A100")
-    assert re.search(r"migrations\.bytes +16\.00 MiB +32\.00 MiB +\+100\.0 % .*more", text)
+    assert re.search(
+        r"migrations\.bytes +16\.00 MiB +32\.00 MiB +\+16\.00 MiB +\+100\.0 % .*more", text
+    )
     assert re.search(r"^Unchanged: duration_ns,.*kernels\.n", text, re.MULTILINE)
     assert "cpu_faults.n" in re.search(r"^0 in both: (.*)$", text, re.MULTILINE)[1]
     assert text.index("migrations.bytes") < text.index("Unchanged")
