@@ -13,7 +13,7 @@ What it leaves out: access counters, ATS and HMM, atomics, several processes, se
 time that a GPU needs for accesses that do not fault, beyond a rate per thread block.
 """
 
-from importlib.util import find_spec
+import importlib.util
 
 from nsan.errors import ExtraMissingError
 
@@ -26,5 +26,5 @@ def check_installed() -> None:
     ExtraMissingError
         If numba, which compiles it, is not installed.
     """
-    if find_spec("numba") is None:
+    if importlib.util.find_spec("numba") is None:
         raise ExtraMissingError("The driver model", "numba", "model")

@@ -177,12 +177,12 @@ def test_nothing_fails_and_nothing_is_said_on_the_side(name, request):
 
 def test_compare_shows_both_sums_and_how_they_changed(compared):
     table = compared.tables()[0]
-    assert table["heads"] == ["Figure", "A", "B", "Change"]
+    assert table["heads"] == ["Figure", "A", "B", "B - A", "Change"]
     for way, name in ((11, "migrations.htod_bytes"), (12, "migrations.dtoh_bytes")):
         a, b = (moved(run, 0, 1 << 60, way=(way,)) for run in ("pca_off", "pca_on"))
         assert b > a > 0
-        change = f"{100 * (b - a) / a:+.1f} %"
-        assert row_of(table, name) == [name, format_bytes(a), format_bytes(b), change]
+        sums = [format_bytes(a), format_bytes(b), f"+{format_bytes(b - a)}"]
+        assert row_of(table, name) == [name, *sums, f"{100 * (b - a) / a:+.1f} %"]
     warm = [moved(run, *steps_of(run)[1], way=(11,)) for run in ("pca_off", "pca_on")]
     assert row_of(table, "step.in_bytes")[1:3] == [format_bytes(size) for size in warm]
     assert table["notes"][-1].startswith("Every figure is the model's")

@@ -30,6 +30,8 @@ _MOST_ROWS: Final = 5
 
 def write(report: Report) -> Blocks:
     """Write this section of a report."""
+    if report.is_empty and not report.is_part:
+        return Blocks([Text("No advice: nothing of Unified Memory was recorded.", "note")])
     found = report.advised
     asked = {rows.analysis for advice in found.advice for rows in advice.rows}
     report.rests_on(asked)
