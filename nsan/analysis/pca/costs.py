@@ -15,14 +15,12 @@ import polars as pl
 from nsan.analysis.intervals import subtraction
 from nsan.analysis.nearest import nearest
 from nsan.analysis.pca.first_touch import KEYS, LedgerInput, dead_batches, first_touches
-from nsan.analysis.pca.ledger import marked_moves
+from nsan.analysis.pca.ledger import MEMORY_CALL, marked_moves
 from nsan.analysis.pca.tables import STEP_LEDGER
 from nsan.analysis.result import DEVICE, PID, Result, derived
 from nsan.uvm.constants import PAGE_BYTES, VA_BLOCK_BYTES
 
 _STEP: Final = [*KEYS, "step"]
-_MEMORY_CALL: Final = r"^(cudaMallocManaged|cuMemAllocManaged|cudaFree|cuMemFree)"
-
 STEP_COSTS: Final = Result(
     "step_costs",
     "one step of the program on one GPU",
@@ -158,7 +156,7 @@ def _in_step(rows: pl.DataFrame, ledger: pl.DataFrame, at: str = "start_ns") -> 
 def _idle(ledger: pl.DataFrame, tables: CostInput) -> pl.DataFrame:
     """Measure the time of each step in which its GPU did nothing, and what of it is in no memory call."""
     busy = pl.concat([tables.work.select(_TIMES), tables.found.migrations.lazy().select(_TIMES)])
-    calls = tables.api_calls.filter(pl.col("name").str.contains(_MEMORY_CALL))
+    calls = tables.api_calls.filter(pl.col("name").str.contains(MEMORY_CALL))
     gpus = ledger.select(KEYS).unique().lazy()
     of_gpu = calls.select("pid", "start_ns", "end_ns").join(gpus, on="pid", nulls_equal=True)
     found = []
