@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 
@@ -56,3 +57,11 @@ def pytest_runtest_setup(item):
     promised = os.environ.get("NSAN_REQUIRE_NSYS") == "1"
     if promised and item.get_closest_marker("nsys") and not installed_versions():
         pytest.fail("NSAN_REQUIRE_NSYS=1, but no nsys is installed", pytrace=False)
+
+
+def hide_package(monkeypatch, hidden):
+    """Make a package look not installed to whoever asks for its spec."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == hidden else found(name, *a)
+    )

@@ -12,6 +12,7 @@ import sqlite3
 import exports as x
 import polars as pl
 import pytest
+from conftest import hide_package
 
 import nsan
 from nsan import advising
@@ -129,7 +130,7 @@ def test_of_a_recorded_trace_it_says_that_the_program_is_not_known(capsys):
 
 
 def test_without_numba_the_model_says_what_to_install(capsys, monkeypatch, thrash):
-    monkeypatch.setattr("nsan.model.find_spec", lambda _: None)
+    hide_package(monkeypatch, "numba")
     assert "pip install 'nsan[model]'" in advise(capsys, thrash, "--what-if", status=1).err
     assert advise(capsys, thrash).err == ""
 

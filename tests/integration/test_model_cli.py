@@ -9,6 +9,7 @@ from contextlib import closing
 import exports as x
 import polars as pl
 import pytest
+from conftest import hide_package
 from readme import blocks
 
 import nsan
@@ -249,11 +250,6 @@ def test_a_skewed_clock_moves_kernels_and_cpu_faults_and_nothing_else(tmp_path):
 
 
 def test_without_numba_it_says_what_to_install(monkeypatch, tmp_path, capsys):
-    import importlib.util
-
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "numba" else found(name, *a)
-    )
+    hide_package(monkeypatch, "numba")
     assert _run(tmp_path / "out", "sweep") == 1
     assert "pip install 'nsan[model]'" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import SOAK
+from conftest import SOAK, hide_package
 from planting import duration_ns, written
 from plants import PLANTS
 
@@ -280,13 +280,13 @@ def test_each_change_that_cannot_be_made_says_why(asked):
 
 def test_without_numba_it_says_what_to_install(asked, monkeypatch):
     trace = asked(built("stream", MIB))
-    monkeypatch.setattr("nsan.model.find_spec", lambda _: None)
+    hide_package(monkeypatch, "numba")
     with pytest.raises(ExtraMissingError, match=r"numba.*nsan\[model\]"):
         what_if(trace, [])
 
 
 def test_a_recorded_trace_needs_no_numba(monkeypatch):
-    monkeypatch.setattr("nsan.model.find_spec", lambda _: None)
+    hide_package(monkeypatch, "numba")
     sample = Path(__file__).parents[2] / "sample_data" / "um_vector_add_rtx4060l.sqlite"
     assert what_if(Asked(sample), []).reason
 
