@@ -1,0 +1,300 @@
+// The kernels of uvm_bench. Each is a loop over a part of its items, the threads of the grid beside each other; run by
+// one thread of one it is the plain loop on the CPU, which is how the CPU fills arrays.
+#pragma once
+
+#include <cstdint>
+
+#include "device.hpp"
+#include "permutation.hpp"
+
+namespace nsan {
+
+using Word = std::uint32_t;
+
+// Items of a launch: all, or a part of them where prefetches go ahead of the kernels.
+struct Part {
+  std::uint64_t begin, end;
+};
+
+// Whole numbers below 1024: sums and products of a few are exact in float, with and without fused multiply-add.
+NSAN_HD inline Word small_value(std::uint64_t seed, std::uint64_t i) {
+  return static_cast<Word>(mixed(seed, i) & 1023);
+}
+// Below 2^31: what is left of its top bit is 0, which a compiler cannot know.
+NSAN_HD inline Word word_value(std::uint64_t seed, std::uint64_t i) {
+  return static_cast<Word>(mixed(seed, i) & 0x7FFFFFFF);
+}
+
+// ---- arrays as they are before the first iteration
+
+template <class Number>
+struct FillNumbers {
+  Number* at;
+  std::uint64_t n, seed;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = thread; i < n; i += n_threads) at[i] = static_cast<Number>(small_value(seed, i));
+  }
+};
+
+struct FillWords {
+  Word* at;
+  std::uint64_t n, seed;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = thread; i < n; i += n_threads) at[i] = word_value(seed, i);
+  }
+};
+
+// A grid that repeats a small square, mirrored at its sides: with a border that repeats the outermost cells it stays so
+// under a stencil, so that the small square, computed on the CPU, says what every cell must be.
+constexpr std::uint64_t kSquare = 32;
+NSAN_HD inline std::uint64_t mirrored(std::uint64_t i) {
+  const std::uint64_t place = i % (2 * kSquare);
+  return place < kSquare ? place : 2 * kSquare - 1 - place;
+}
+NSAN_HD inline float square_value(std::uint64_t seed, std::uint64_t row, std::uint64_t column, float base) {
+  return base + static_cast<float>(small_value(seed, mirrored(row) * kSquare + mirrored(column))) / 1024.0f;
+}
+
+struct FillSquares {
+  float* at;
+  std::uint64_t n, columns, seed;
+  float base;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = thread; i < n; i += n_threads) at[i] = square_value(seed, i / columns, i % columns, base);
+  }
+};
+
+struct Node {
+  std::uint64_t next, payload;
+};
+NSAN_HD inline Node* node_at(char* nodes, std::uint64_t node_bytes, std::uint64_t i) {
+  return reinterpret_cast<Node*>(nodes + i * node_bytes);
+}
+
+struct FillNodes {
+  char* nodes;
+  std::uint64_t n, node_bytes, seed;
+  Permutation order;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = thread; i < n; i += n_threads) {
+      const std::uint64_t node = order(i);
+      *node_at(nodes, node_bytes, node) = {order(i + 1 == n ? 0 : i + 1), mixed(seed, node)};
+    }
+  }
+};
+
+// ---- what is measured
+
+struct VectorAdd {
+  const float *a, *b;
+  float* c;
+  Part part;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) c[i] = a[i] + b[i];
+  }
+};
+
+struct StreamTriad {
+  double* a;
+  const double *b, *c;
+  double scalar;
+  Part part;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) a[i] = b[i] + scalar * c[i];
+  }
+};
+
+struct StridedRead {
+  const Word* data;
+  Word* out;
+  std::uint64_t stride;  // in words
+  Part part;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) out[i] = data[i * stride];
+  }
+};
+
+struct RandomRead {
+  const Word* data;
+  Word* out;
+  Permutation order;
+  Part part;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) out[i] = data[order(i)];
+  }
+};
+
+// Neighbouring threads read neighbouring words of a row, as an embedding lookup does.
+constexpr std::uint64_t kRowWords = 64;
+struct EmbeddingGather {
+  const Word* table;
+  const std::uint64_t* rows;
+  Word* out;
+  Part part;  // of words of `out`
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads)
+      out[i] = table[rows[i / kRowWords] * kRowWords + i % kRowWords];
+  }
+};
+
+// A cell and its four neighbours; beyond the border lies the outermost cell again.
+struct Cross {
+  float centre, north, south, west, east;
+};
+NSAN_HD inline Cross cross_at(const float* cells, std::uint64_t rows, std::uint64_t columns, std::uint64_t row,
+                              std::uint64_t column) {
+  const std::uint64_t i = row * columns + column;
+  return {cells[i], cells[row == 0 ? i : i - columns], cells[row + 1 == rows ? i : i + columns],
+          cells[column == 0 ? i : i - 1], cells[column + 1 == columns ? i : i + 1]};
+}
+
+// Powers of two only, so that fused multiply-add changes nothing: the check is exact.
+struct Diffusion {
+  NSAN_HD float operator()(const Cross& at, float) const {
+    return 0.5f * at.centre + 0.125f * (at.north + at.south + at.west + at.east);
+  }
+};
+
+// One step of the heat of a chip, with the constants that Rodinia's hotspot has for 1024 x 1024 cells.
+struct ChipHeat {
+  static constexpr float kStepPerCapacity = 1.365f, kPerNeighbour = 0.1f;
+  static constexpr float kToAmbient = 1.0f / 20480.0f, kAmbient = 80.0f;
+  NSAN_HD float operator()(const Cross& at, float power) const {
+    const float flow = (at.north + at.south - 2.0f * at.centre) * kPerNeighbour +
+                       (at.west + at.east - 2.0f * at.centre) * kPerNeighbour + (kAmbient - at.centre) * kToAmbient;
+    return at.centre + kStepPerCapacity * (power + flow);
+  }
+};
+
+struct StencilFivePoint {
+  const float* cells;
+  float* next;
+  std::uint64_t rows, columns;
+  Part part;  // of rows
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = part.begin * columns + thread; i < part.end * columns; i += n_threads)
+      next[i] = Diffusion{}(cross_at(cells, rows, columns, i / columns, i % columns), 0.0f);
+  }
+};
+
+// A thread block computes a tile, as in Rodinia's: what a block reads is a square of the grid, not a run of memory.
+constexpr std::uint64_t kTile = 16;
+struct CalculateTemp {
+  const float *temperature, *power;
+  float* result;
+  std::uint64_t rows, columns;
+  Part part;  // of rows, in multiples of the tile
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    const std::uint64_t tiles = columns / kTile;
+    for (std::uint64_t i = thread; i < (part.end - part.begin) * columns; i += n_threads) {
+      const std::uint64_t tile = i / (kTile * kTile), lane = i % (kTile * kTile);
+      const std::uint64_t row = part.begin + tile / tiles * kTile + lane / kTile;
+      const std::uint64_t column = tile % tiles * kTile + lane % kTile;
+      const std::uint64_t cell = row * columns + column;
+      result[cell] = ChipHeat{}(cross_at(temperature, rows, columns, row, column), power[cell]);
+    }
+  }
+};
+
+// Where a chase ended, and the sum of what it saw.
+struct Chased {
+  std::uint64_t node, sum;
+};
+NSAN_HD inline Part share_of(std::uint64_t n, std::uint64_t which, std::uint64_t n_shares) {
+  const std::uint64_t each = n / n_shares, rest = n % n_shares;
+  const std::uint64_t begin = which * each + (which < rest ? which : rest);
+  return {begin, begin + each + (which < rest ? 1 : 0)};
+}
+
+struct PointerChase {
+  char* nodes;
+  Chased* result;
+  std::uint64_t n, node_bytes, n_chasers;
+  Permutation order;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t which = thread; which < n_chasers; which += n_threads) {
+      const Part steps = share_of(n, which, n_chasers);
+      Chased chased{order(steps.begin), 0};
+      for (std::uint64_t i = steps.begin; i < steps.end; ++i) {
+        const Node node = *node_at(nodes, node_bytes, chased.node);
+        chased.sum += node.payload;
+        chased.node = node.next;
+      }
+      result[which] = chased;
+    }
+  }
+};
+
+// Both sides write each word in turn; what it holds tells how often.
+NSAN_HD inline Word written_by_cpu(Word value) { return 3 * value + 1; }
+NSAN_HD inline Word written_by_gpu(Word value) { return 5 * value + 2; }
+struct PingPong {
+  Word* data;
+  Part part;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) data[i] = written_by_gpu(data[i]);
+  }
+};
+
+// Each thread block reads all of a small buffer, then writes its share of the output.
+constexpr std::uint64_t kLanes = 256;
+struct BroadcastRead {
+  const Word* buffer;
+  Word* out;
+  std::uint64_t n_buffer, n_out;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    const std::uint64_t lane = thread % kLanes;
+    Word sum = 0;
+    for (std::uint64_t i = lane; i < n_buffer; i += kLanes) sum += buffer[i];
+    for (std::uint64_t i = thread; i < n_out; i += n_threads) out[i] = sum + static_cast<Word>(i);
+  }
+};
+
+struct FirstTouch {
+  Word* data;
+  std::uint64_t seed;
+  Part part;
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) data[i] = word_value(seed, i);
+  }
+};
+
+// One thread, one read after the other: where the next one lies depends on what the last one read (its top bit is 0),
+// or several would be on their way at once and fault together.
+struct SignatureRead {
+  const Word* data;
+  std::uint64_t* result;
+  std::uint64_t step;  // in words
+  Part part;           // of reads
+  NSAN_HD void operator()(std::uint64_t thread, std::uint64_t) const {
+    if (thread != 0) return;
+    std::uint64_t sum = part.begin == 0 ? 0 : *result;
+    std::uint64_t at = part.begin * step;
+    for (const std::uint64_t end = part.end * step; at < end;) {
+      const Word value = data[at];
+      sum += value;
+      at += step + (value >> 31);
+    }
+    *result = sum;
+  }
+};
+
+}  // namespace nsan
+
+NSAN_KERNEL(fill_floats, nsan::FillNumbers<float>);
+NSAN_KERNEL(fill_doubles, nsan::FillNumbers<double>);
+NSAN_KERNEL(fill_words, nsan::FillWords);
+NSAN_KERNEL(fill_squares, nsan::FillSquares);
+NSAN_KERNEL(fill_nodes, nsan::FillNodes);
+NSAN_KERNEL(vector_add, nsan::VectorAdd);
+NSAN_KERNEL(stream_triad, nsan::StreamTriad);
+NSAN_KERNEL(strided_read, nsan::StridedRead);
+NSAN_KERNEL(random_read, nsan::RandomRead);
+NSAN_KERNEL(embedding_gather, nsan::EmbeddingGather);
+NSAN_KERNEL(stencil_five_point, nsan::StencilFivePoint);
+NSAN_KERNEL(calculate_temp, nsan::CalculateTemp);
+NSAN_KERNEL(pointer_chase, nsan::PointerChase);
+NSAN_KERNEL(ping_pong, nsan::PingPong);
+NSAN_KERNEL(broadcast_read, nsan::BroadcastRead);
+NSAN_KERNEL(first_touch, nsan::FirstTouch);
+NSAN_KERNEL(signature_read, nsan::SignatureRead);
