@@ -60,6 +60,8 @@ class TraceInfo:
     """Sentences about the source itself: not whole, not verified."""
     doubtful: list[str] = field(default_factory=list)
     """Figures that cannot be known here: span, busy, gpus, managed_allocations, managed_calls."""
+    allocation_names: str | None = None
+    """Name of the folder of the program's own tables that allocations have their names from, if any."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers, ready for JSON."""

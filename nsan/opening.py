@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsan.errors import NotAnExportError, NotAStoreError
 from nsan.io.manifest import (
+    STORE_BESIDE,
     Fingerprint,
     current_manifest,
     default_store,
@@ -134,6 +135,9 @@ def store_of(path: Path, *, progress: bool = False) -> tuple[Path, dict[str, Any
     if is_store(path):
         return path, read_manifest(path)
     source = fingerprint(path)
+    beside = path.parent / STORE_BESIDE
+    if (manifest := current_manifest(beside, source)) is not None:
+        return beside, manifest
     place = default_store(path, source)
     manifest = current_manifest(place, source)
     if manifest is None:

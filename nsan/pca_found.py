@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from nsan.errors import InputMissingError, NotAStoreError, NsanError, UsageError
+from nsan.io.bench_truth import BENCH, BENCH_FORMAT
+from nsan.io.probe import CAPTURE_SUFFIXES, newest_capture
 from nsan.opening import capture_at, open_snapshot
+from nsan.units import GIB
 
 Side = Literal["off", "on"]
 
@@ -19,6 +22,8 @@ _ABOUT: Final = "model.json"
 _SNAPSHOT: Final = "snapshot.pickle"
 _SUFFIXES: Final = (".pickle", ".pickle.gz", ".pkl")
 _RAW: Final = "raw"
+_VARIED: Final = ("allocator", "oversubscription_factor", "prefetch", "advice")
+"""Axes of the benchmark that a condition says itself."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Condition:
     switches : frozenset of str
         Of :data:`nsan.analysis.pca.switches.SWITCHES`.
     network : str or None
-        What was trained, by the model.
+        What was trained, by the model or on a GPU by `nsan bench`; there it may be an access pattern.
     factor : float or None
         Peak of the live tensors over GPU memory, as it was asked for.
     hint : str or None
@@ -103,15 +108,16 @@ def find_runs(path: Path, snapshot: Path | None = None) -> list[Found]:
     Parameters
     ----------
     path : Path
-        A folder of ``nsan model run``, one of ``nsan model sweep``, or a trace with its snapshot.
+        A folder of ``nsan model run`` or ``nsan bench run``, one of their sweeps, or a trace with its snapshot.
     snapshot : Path, optional
         Snapshot of a trace; by default ``snapshot.pickle`` or the trace's own name beside it.
 
     Returns
     -------
     list of Found
-        A modelled run says its condition, and a snapshot that the model wrote its allocator; any other
-        trace is one with the caching allocator.
+        A modelled run and one of the benchmark say their condition, and a snapshot that the model wrote its
+        allocator; any other trace is one with the caching allocator. Runs of a sweep of the benchmark that did
+        not end well have no trace, and are left out.
 
     Raises
     ------
@@ -120,7 +126,7 @@ def find_runs(path: Path, snapshot: Path | None = None) -> list[Found]:
     """
     if not path.exists():
         raise InputMissingError(path)
-    runs = _modelled(path)
+    runs = _told(path)
     if runs:
         return runs
     path = _capture(path)
@@ -161,7 +167,7 @@ def named_run(path: Path, side: Side, snapshot: Path | None = None) -> Found:
     """
     if not path.exists():
         raise InputMissingError(path)
-    runs = _modelled(path)
+    runs = _told(path)
     if len(runs) > 1:
         msg = f"{path.name} holds {len(runs)} runs: give it without --{side}, as they say it themselves."
         raise UsageError(msg)
@@ -223,32 +229,113 @@ def _said_of(trace: Path) -> Condition:
     return said if said.said else Condition("off", _RAW)
 
 
-def _modelled(path: Path) -> list[Found]:
-    """List the modelled runs of a folder, or of the folders in it; a trace of one stands for it."""
+def _told(path: Path) -> list[Found]:
+    """List the runs of a folder, or of the folders in it, that say themselves how they were made.
+
+    A trace of one stands for it.
+    """
     if path.is_file():
-        own = _about(path.parent)
-        return [] if own is None or path.suffix != ".sqlite" else [_run_of(path.parent, own)]
-    own = _about(path)
+        own = _run_in(path.parent) if path.suffix in CAPTURE_SUFFIXES else None
+        return [] if own is None else [replace(own, trace=path)]
+    own = _run_in(path)
     if own is not None:
-        return [_run_of(path, own)]
+        return [own]
     folders = sorted(each for each in path.iterdir() if each.is_dir())
-    return [_run_of(each, about) for each in folders if (about := _about(each)) is not None]
+    failed: list[str] = []
+    runs = [run for each in folders if (run := _run_in(each, failed)) is not None]
+    if failed and not runs:
+        raise UsageError(f"No run of {path.name or path} left a trace: {'; '.join(failed[:3])}.")
+    return runs
+
+
+def _run_in(folder: Path, failed: list[str] | None = None) -> Found | None:
+    """Take a folder as a run that says how it was made; None if it is none.
+
+    Parameters
+    ----------
+    folder : Path
+        Any.
+    failed : list of str, optional
+        Gets a run that left no trace; without it that is an error.
+    """
+    about = _about(folder)
+    if about is not None:
+        return _run_of(folder, about)
+    about = _read(folder, BENCH)
+    if about is None or about.get("nsan_bench") != BENCH_FORMAT:
+        return None
+    if about.get("status") == "ok" and about.get("profiled"):
+        return _bench_run(folder, about)
+    name = folder.resolve().name
+    why = about.get("reason") or "it ran without nsys"
+    if failed is None:
+        raise UsageError(f"{name} left no trace to look at: {why}.")
+    failed.append(f"{name}: {why}")
+    return None
+
+
+def _bench_run(folder: Path, about: Mapping[str, Any]) -> Found:
+    """Tell the condition of a run of the benchmark."""
+    name = folder.resolve().name
+    trace = newest_capture(folder)
+    try:
+        condition = _bench_condition(about)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        msg = f"{BENCH} of {name} does not say how the run was made: make it again."
+        raise UsageError(msg) from error
+    if trace is None:
+        raise UsageError(f"{name} has lost its report: make it again.")
+    return Found(name, trace, snapshot_beside(trace) if condition.side == "on" else None, condition)
+
+
+def _bench_condition(about: Mapping[str, Any]) -> Condition:
+    made, versions = about["condition"], dict(about.get("versions", {}))
+    allocator, factor = str(made["allocator"]), made["factor"]
+    side: Side = "off" if allocator == _RAW else "on"
+    own = {key: value for key, value in made["axes"].items() if key not in _VARIED}
+    return Condition(
+        side=side,
+        allocator=allocator,
+        network=made["network"] or made["pattern"],
+        factor=None if factor is None else float(factor),
+        hint=made["hint"],
+        same={
+            **own,
+            "program": about["program"],
+            "factor": factor,
+            "GPU": versions.pop("gpu", None),
+        },
+        alike={"nsan": about.get("nsan_version"), **versions, **_memory(about.get("footprint"))},
+        said=side,
+    )
+
+
+def _memory(footprint: object) -> dict[str, str]:
+    """Say how much GPU memory a run had, to two digits: what is free changes a little from run to run."""
+    available = footprint.get("available_bytes") if isinstance(footprint, Mapping) else None
+    return {"GPU memory": f"{available / GIB:.2g} GiB"} if isinstance(available, int) else {}
 
 
 def _about(folder: Path) -> dict[str, Any] | None:
     """Read what the model says of a run; None if this is none."""
+    about = _read(folder, _ABOUT)
+    return about if about is not None and about.get("kind") == "modelled" else None
+
+
+def _read(folder: Path, file: str) -> dict[str, Any] | None:
+    """Read what a run says of itself; None if there is nothing."""
     try:
-        about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+        about = json.loads((folder / file).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         name = folder.resolve().name
         msg = (
-            f"{_ABOUT} of {name} cannot be read ({type(error).__name__}), and it says how the run was made: "
-            f"make the run again; or, if {_ABOUT} is no file of nsan's, give the trace from another folder."
+            f"{file} of {name} cannot be read ({type(error).__name__}), and it says how the run was made: "
+            f"make the run again; or, if {file} is no file of nsan's, give the trace from another folder."
         )
         raise UsageError(msg) from error
-    return about if isinstance(about, dict) and about.get("kind") == "modelled" else None
+    return about if isinstance(about, dict) else None
 
 
 def _run_of(folder: Path, about: Mapping[str, Any]) -> Found:

@@ -96,18 +96,19 @@ def left_out(runs: Iterable[Found], pairs: Iterable[Pair]) -> list[Found]:
 
 
 def _matched(raw: Iterable[Found], cached: Iterable[Found]) -> list[Pair]:
-    """Pair each run with a cache with the one without that has all else in common."""
-    bases: dict[str, Found] = {}
+    """Pair runs with a cache with those without that have all else in common; several are repetitions."""
+    bases: dict[str, list[Found]] = {}
     for run in raw:
-        bases.setdefault(run.condition.key, run)
-    seen: dict[tuple[str, str], Pair] = {}
+        bases.setdefault(run.condition.key, []).append(run)
+    found: dict[tuple[str, str], list[Found]] = {}
     for run in cached:
-        condition = run.condition
-        base = bases.get(condition.key)
-        if base is not None:
-            pair = Pair((base,), (run,), _differences(base, run))
-            seen.setdefault((condition.key, condition.allocator), pair)
-    return sorted(seen.values(), key=_order)
+        if run.condition.key in bases:
+            found.setdefault((run.condition.key, run.condition.allocator), []).append(run)
+    pairs = [
+        Pair(tuple(bases[key]), tuple(runs), _differences(bases[key][0], runs[0]))
+        for (key, _), runs in found.items()
+    ]
+    return sorted(pairs, key=_order)
 
 
 def _order(pair: Pair) -> tuple[str, float, str, int, str]:
@@ -128,7 +129,7 @@ def _differences(off: Found, on: Found) -> tuple[str, ...]:
     whats = {"network": (first.network, second.network), "hint": (first.hint, second.hint)}
     for mine, other in ((first.same, second.same), (first.alike, second.alike)):
         whats |= {key: (mine.get(key), other.get(key)) for key in {**mine, **other}}
-    if first.is_modelled != second.is_modelled:
+    if first.is_modelled != second.is_modelled or bool(first.same) != bool(second.same):
         return ()  # one of them says nothing of itself
     found = [f"{what} ({a} and {b})" for what, (a, b) in whats.items() if a != b]
     notes = []

@@ -90,6 +90,8 @@ def _text(document: Mapping[str, Any], args: argparse.Namespace, folder: Path) -
     ]
     if document["kind"] == MODEL_KIND:
         facts.insert(1, ("modelled", MODELLED))
+    if document.get("allocation_names"):
+        facts.append(("names of allocations", f"from {document['allocation_names']}"))
     lines = [f"{fact}: {name(word(value), markdown=markdown)}" for fact, value in facts]
     lines += gpu_lines(document["devices"], markdown=markdown)
     capture = [

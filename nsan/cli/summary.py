@@ -124,7 +124,9 @@ def _ran(document: Mapping[str, Any]) -> list[str]:
     kernels, parts = document["kernels"], []
     if document["duration_ns"] is not None:
         parts.append(f"{format_time(document['duration_ns'])} from first start to last end")
-    if kernels["n"] is not None:
+    if any(check["id"] == "gpu_activity" for check in document["health"]):
+        parts.append("no GPU activity recorded")
+    elif kernels["n"] is not None:
         parts.append(launched(document) + _derived(", busy", kernels["busy_ns"]))
     return ["; ".join(parts)] if parts else []
 

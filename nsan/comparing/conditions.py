@@ -10,7 +10,8 @@ from string import ascii_uppercase
 from typing import Final
 
 from nsan.errors import InputMissingError, NoPermissionError, NsanError, UsageError
-from nsan.io.manifest import is_store
+from nsan.io.bench_truth import BENCH
+from nsan.io.manifest import STORE_BESIDE, is_store
 from nsan.io.probe import CAPTURE_SUFFIXES, display_name, identify, is_folder
 from nsan.tabular.notes import few
 from nsan.text import shortened
@@ -143,6 +144,8 @@ def captures_in(path: Path) -> list[Path]:
         folder: [folder] if _is_capture_folder(folder) else _files(folder) for folder in folders
     }
     exported = {file.stem + end for file in files for end in _EXPORTED}
+    if (path / BENCH).is_file():
+        exported.add(STORE_BESIDE)  # made of the capture beside it
     deeper = [each for each, captures in inside.items() if captures and each.name not in exported]
     if files and deeper:
         msg = (

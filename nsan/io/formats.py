@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from nsan.io.bench_truth import truth_beside
 from nsan.io.probe import Kind, identify
 from nsan.io.source import CaptureSource
 
@@ -23,13 +24,24 @@ def open_source(path: Path, *, keep_paths: bool) -> AbstractContextManager[Captu
     Returns
     -------
     context manager of CaptureSource
-        Releases what was opened, and removes what was unpacked or exported for it.
+        Releases what was opened, and removes what was unpacked or exported for it. If the recorded program
+        left its own tables beside the capture, allocations have their names from them.
 
     Raises
     ------
     NsanError
         If the capture cannot be read.
     """
+    opened = _open(path, keep_paths=keep_paths)
+    truth = truth_beside(path)
+    if truth is None:
+        return opened
+    from nsan.io.bench_names import with_names
+
+    return with_names(opened, truth)
+
+
+def _open(path: Path, *, keep_paths: bool) -> AbstractContextManager[CaptureSource]:
     kind = identify(path)
     if kind == "sqlite":
         return _open_database(path, keep_paths=keep_paths)

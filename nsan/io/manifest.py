@@ -19,12 +19,16 @@ from typing import Any, Final
 import nsan
 from nsan.errors import BrokenStoreError, NoPermissionError
 from nsan.info import TraceInfo
+from nsan.io.bench_truth import truth_files
 from nsan.io.probe import display_name, identify
 
 STORE_FORMAT: Final = 3
 """Raise it when what a store holds changes: older stores are then made again."""
 
 MANIFEST: Final = "manifest.json"
+STORE_BESIDE: Final = "store"
+"""Name of a store that lies beside its capture: `nsan bench` makes it."""
+
 TABLE_NAMES: Final = (
     "gpu_faults",
     "cpu_faults",
@@ -78,7 +82,8 @@ class Fingerprint:
     mtime_ns : int
         Time of the last change.
     digest : str
-        SHA-256 of the first and last 64 KiB; the first hold SQLite's change counter.
+        SHA-256 of the first and last 64 KiB; the first hold SQLite's change counter. Of the program's
+        own tables beside it, if there are any, too.
     logs : str
         Sizes and times of `-wal` and `-journal` files beside it; empty without.
     keep_paths : bool
@@ -112,6 +117,11 @@ def fingerprint(path: Path, *, keep_paths: bool = False) -> Fingerprint:
     for file in files:
         digest.update(os.fsencode(file.name))
         _sample(file, digest)
+    for file in truth_files(path):
+        # What is wrong with one, the import says.
+        with contextlib.suppress(OSError, NoPermissionError):
+            digest.update(f"{file.name}:{file.stat().st_size}".encode())
+            _sample(file, digest)
     statuses = [file.stat() for file in files]
     real = path.resolve()
     logs = [_size_and_time(real.with_name(real.name + suffix)) for suffix in ("-wal", "-journal")]

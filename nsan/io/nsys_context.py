@@ -253,15 +253,26 @@ def diagnostics(rows: pl.DataFrame) -> pl.DataFrame:
         pid_of("globalPid"),
         time_ns=pl.col("timestamp"),
         severity=labelled("severity", _SEVERITIES, schema.SEVERITY),
-        text=_harmless(pl.col("text")),
+        text=harmless(pl.col("text")),
     ).sort("time_ns", maintain_order=True)
     return messages.select(
         pl.col(name).cast(dtype) for name, dtype in schema.DIAGNOSTICS.schema.items()
     )
 
 
-def _harmless(text: pl.Expr) -> pl.Expr:
-    """Keep messages about the recording, without people, options and all but the last part of paths."""
+def harmless(text: pl.Expr) -> pl.Expr:
+    """Keep messages about the recording, without people, options and all but the last part of paths.
+
+    Parameters
+    ----------
+    text : Expr
+        Messages of nsys.
+
+    Returns
+    -------
+    Expr
+        The same; null where a message is about something else.
+    """
     plain = (
         text.str.replace_all(_NAMED, "...").str.replace_all(_HOME, "/~").str.replace_all(_PATH, "")
     )

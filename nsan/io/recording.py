@@ -92,17 +92,60 @@ class Recording:
         return asdict(self) | {"report": self.report.name, "facts": self.facts.name}
 
 
+@dataclass(frozen=True)
+class Ran:
+    """How a program ended that ran without nsys.
+
+    Attributes
+    ----------
+    status : int
+        Exit status; negative for a signal.
+    seconds : float
+        Wall time.
+    lines : tuple of str
+        Its last words.
+    """
+
+    status: int
+    seconds: float
+    lines: tuple[str, ...]
+
+
+def run_alone(command: Sequence[str], *, shown: bool = True) -> Ran:
+    """Run a program without nsys.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The program and its arguments.
+    shown : bool, default True
+        What it says goes to stderr.
+
+    Returns
+    -------
+    Ran
+        Status, wall time and last words.
+
+    Raises
+    ------
+    ProgramNotFoundError
+        If it cannot be run.
+    """
+    if not command or shutil.which(command[0]) is None:
+        raise ProgramNotFoundError(command[0] if command else "")
+    return Ran(*_run(command, shown=shown))
+
+
 def record(
     command: Sequence[str],
     report: Path,
     *,
-    baseline: bool = True,
+    baseline: bool | Ran = True,
     overwrite: bool = False,
     options: Sequence[str] = (),
+    shown: bool = True,
 ) -> Recording:
     """Run a program under nsys with everything switched on that nsan can use.
-
-    The program's output, and that of nsys, go to stderr.
 
     Parameters
     ----------
@@ -110,13 +153,15 @@ def record(
         The program and its arguments.
     report : Path
         Where the report is to be; `.nsys-rep` is added if it has no such suffix.
-    baseline : bool, default True
+    baseline : bool or Ran, default True
         Run the program once without nsys before, for its unperturbed time; not done where standard
-        input is a pipe, which can be read once only.
+        input is a pipe, which can be read once only. Or the run without nsys that was made already.
     overwrite : bool, default False
         Replace an existing report.
     options : sequence of str
         Further options of `nsys profile`.
+    shown : bool, default True
+        The program's output, and that of nsys, go to stderr.
 
     Returns
     -------
@@ -135,22 +180,22 @@ def record(
     assert program is not None  # noqa: S101 - checked just now
     # The folder is made first: a place that cannot be written is known before anything runs.
     with _scratch(report) as folder:
-        alone = _run(command)[:2] if baseline and _can_run_twice() else None
+        alone = _baseline(command, baseline, shown=shown)
         made = folder / report.name
         # nsys takes no `--` before the program.
         nsys = [str(program), "profile", *SWITCHES, *options, "--output", str(made)]
-        status, seconds, lines = _run([*nsys, *command])
+        status, seconds, lines = _run([*nsys, *command], shown=shown)
         if not made.exists() and any(_NO_AGENT in line for line in lines):
             # Its agent was not up in time, now and then on a busy machine; nothing has run yet.
-            status, seconds, lines = _run([*nsys, *command])
+            status, seconds, lines = _run([*nsys, *command], shown=shown)
         if not made.is_file() or not made.stat().st_size:
             raise NsysProfileError(display_name(report), status, lines)
         recording = Recording(
             report=report,
             facts=facts,
-            seconds_alone=None if alone is None else alone[1],
+            seconds_alone=None if alone is None else alone.seconds,
             seconds_nsys=seconds,
-            status_alone=None if alone is None else alone[0],
+            status_alone=None if alone is None else alone.status,
             status_recorded=status,
             options=(*SWITCHES, *options),
             nsys_version=nsys_cli.version_of(program),
@@ -159,6 +204,12 @@ def record(
         )
         _put(recording, made, folder)
     return recording
+
+
+def _baseline(command: Sequence[str], wanted: bool | Ran, *, shown: bool) -> Ran | None:  # noqa: FBT001 (as `record` has it)
+    if isinstance(wanted, Ran):
+        return wanted
+    return Ran(*_run(command, shown=shown)) if wanted and _can_run_twice() else None
 
 
 def _named(report: Path) -> Path:
@@ -223,8 +274,8 @@ def _scratch(report: Path) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(command: Sequence[str]) -> tuple[int, float, tuple[str, ...]]:
-    """Run a program, showing what it says; return its status, wall time and last lines."""
+def _run(command: Sequence[str], *, shown: bool) -> tuple[int, float, tuple[str, ...]]:
+    """Run a program, showing what it says or not; return its status, wall time and last lines."""
     _can_run_twice()  # rewinds a file on standard input
     started = time.monotonic()
     last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -242,7 +293,8 @@ def _run(command: Sequence[str]) -> tuple[int, float, tuple[str, ...]]:
     with process:
         try:
             for raw in _said(process):
-                os.write(_STDERR, raw)
+                if shown:
+                    os.write(_STDERR, raw)
                 parts = re.split(r"[\r\n]+", raw.decode(errors="replace"))
                 last.extend(part.strip()[:300] for part in parts if part.strip())
             status = process.wait()

@@ -1,0 +1,245 @@
+"""The tables that a program of the microbenchmark writes of itself, found beside its capture and read.
+
+``NAME.truth`` beside ``NAME.nsys-rep`` (or ``.qdstrm``, ``.sqlite``, a folder of tables) says what the
+program allocated, under which names. Standard library only: the fingerprint of a capture takes them in.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nsan.errors import NsanError
+from nsan.io.probe import CAPTURE_SUFFIXES, display_name
+
+TRUTH_SUFFIX: Final = ".truth"
+ABOUT: Final = "run.json"
+ALLOCATIONS: Final = "allocations.csv"
+FORMAT: Final = 1
+"""Version of the tables; the programs write it as ``nsan_microbench``."""
+
+BENCH: Final = "bench.json"
+"""How a run was made: `nsan bench run` leaves it in the run's folder."""
+
+BENCH_FORMAT: Final = 1
+"""Version of it, as ``nsan_bench``."""
+
+_FOLDER_ENDS: Final = ("_pqtdir", "_arwdir")
+_COLUMNS: Final = ("allocation", "name", "role", "kind", "va", "bytes", "alloc_ns", "free_ns")
+_KINDS: Final = frozenset({"managed", "device"})
+_MOST_BYTES: Final = 1 << 29
+_LARGEST: Final = (1 << 63) - 1
+_HIGHEST_VA: Final = (1 << 64) - 1
+
+
+class TruthError(NsanError):
+    """The tables beside a capture cannot be used; ``problem`` says why."""
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        self.folder, self.problem = folder, problem
+        super().__init__(
+            f"{display_name(folder)}, which should name the allocations of this capture, is not used: {problem}. "
+            "Copy it again from where the benchmark ran, or run that again; without it the capture is read as it is."
+        )
+
+
+@dataclass(frozen=True)
+class TruthRow:
+    """One allocation as the program knows it.
+
+    Attributes
+    ----------
+    name : str
+        Any text.
+    kind : str
+        "managed" or "device".
+    va, n_bytes : int
+        Where, and how much was asked for.
+    alloc_ns : int
+        When, from :attr:`Truth.start_utc_ns`.
+    """
+
+    name: str
+    kind: str
+    va: int
+    n_bytes: int
+    alloc_ns: int
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a run says of itself.
+
+    Attributes
+    ----------
+    source : str
+        Name of its folder, for people.
+    about : dict
+        The content of ``run.json``.
+    rows : tuple of TruthRow
+        Allocations in the order in which they were made.
+    """
+
+    source: str
+    about: dict[str, Any]
+    rows: tuple[TruthRow, ...]
+
+    @property
+    def pid(self) -> int:
+        """Process that ran."""
+        return int(self.about["pid"])
+
+    @property
+    def start_utc_ns(self) -> int | None:
+        """When its times begin, ns since 1970; None: it does not say."""
+        found = self.about.get("start_utc_ns")
+        return found if isinstance(found, int) else None
+
+
+def truth_beside(capture: Path) -> Path | None:
+    """Find the tables that a program wrote of the run that a capture is of.
+
+    Parameters
+    ----------
+    capture : Path
+        A file or a folder of tables.
+
+    Returns
+    -------
+    Path or None
+        The folder; None if there is none, or one of something else.
+    """
+    named = capture if capture.name not in {"", ".."} else capture.resolve()
+    folder = named.with_name(stem_of(named) + TRUTH_SUFFIX) if named.name else None
+    if folder is None or not any(os.path.lexists(folder / name) for name in (ABOUT, ALLOCATIONS)):
+        return None
+    return folder
+
+
+def stem_of(capture: Path) -> str:
+    """Return the name that a capture shares with what lies beside it."""
+    if capture.suffix in CAPTURE_SUFFIXES:
+        return capture.stem
+    for end in _FOLDER_ENDS:
+        if capture.name.endswith(end):
+            return capture.name.removesuffix(end)
+    return capture.name
+
+
+def truth_files(capture: Path) -> list[Path]:
+    """List the files beside a capture that decide the names of its allocations."""
+    folder = truth_beside(capture)
+    if folder is None:
+        return []
+    return [folder / name for name in (ABOUT, ALLOCATIONS) if (folder / name).is_file()]
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Read what a run says of itself.
+
+    Parameters
+    ----------
+    folder : Path
+        Its folder of tables.
+
+    Returns
+    -------
+    dict
+        The content of ``run.json``.
+
+    Raises
+    ------
+    TruthError
+        If it is missing, damaged, or of another version.
+    """
+    try:
+        about = json.loads(_text(folder, ABOUT))
+    except (ValueError, RecursionError) as error:
+        raise TruthError(folder, f"{ABOUT} is no JSON, or was cut short") from error
+    if not isinstance(about, dict) or "nsan_microbench" not in about:
+        raise TruthError(folder, f"{ABOUT} was not written by the benchmark")
+    if about["nsan_microbench"] != FORMAT:
+        raise TruthError(
+            folder,
+            f"{ABOUT} is of another version of the benchmark than this nsan reads ({FORMAT})",
+        )
+    pid = about.get("pid")
+    if isinstance(pid, bool) or not isinstance(pid, int) or not 0 < pid < 1 << 32:
+        raise TruthError(folder, f"{ABOUT} does not say which process ran")
+    return about
+
+
+def read_truth(folder: Path) -> Truth:
+    """Read the tables of a run, as far as names of allocations need them.
+
+    Parameters
+    ----------
+    folder : Path
+        As :func:`truth_beside` finds it.
+
+    Returns
+    -------
+    Truth
+        What the run says of itself.
+
+    Raises
+    ------
+    TruthError
+        If a table is missing, damaged, or of another version.
+    """
+    about = read_about(folder)
+    return Truth(display_name(folder), about, tuple(_rows(folder)))
+
+
+def _text(folder: Path, name: str) -> str:
+    """Read a file; bytes that are no text are replaced, for names are only shown."""
+    path = folder / name
+    try:
+        if not path.is_file():
+            raise TruthError(folder, f"{name} is missing")
+        if path.stat().st_size > _MOST_BYTES:
+            raise TruthError(folder, f"{name} is larger than {_MOST_BYTES >> 20} MiB")
+        return path.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        raise TruthError(folder, f"{name} cannot be read ({error.strerror})") from error
+
+
+def _rows(folder: Path) -> Iterator[TruthRow]:
+    text = _text(folder, ALLOCATIONS)
+    if not text.endswith("\n"):
+        raise TruthError(folder, f"{ALLOCATIONS} was cut short")
+    # Line ends inside of quotes belong to a name, and what only Unicode takes for one does anywhere.
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        if tuple(reader.fieldnames or ())[: len(_COLUMNS)] != _COLUMNS:
+            raise TruthError(folder, f"{ALLOCATIONS} has other columns than {', '.join(_COLUMNS)}")
+        for row in reader:
+            yield _row(row, reader.line_num, folder)
+    except csv.Error as error:
+        line = f"line {reader.line_num} of {ALLOCATIONS}"
+        raise TruthError(folder, f"{line} is damaged ({error})") from error
+
+
+def _row(row: dict[str, str | None], line: int, folder: Path) -> TruthRow:
+    name, kind = row["name"], row["kind"]
+    va, n_bytes, alloc_ns = (
+        _number(row[column], most)
+        for column, most in (("va", _HIGHEST_VA), ("bytes", _LARGEST), ("alloc_ns", _LARGEST))
+    )
+    if name is None or kind not in _KINDS or va is None or n_bytes is None or alloc_ns is None:
+        raise TruthError(folder, f"line {line} of {ALLOCATIONS} is damaged")
+    return TruthRow(name, kind, va, n_bytes, alloc_ns)
+
+
+def _number(text: str | None, most: int) -> int | None:
+    """Read a whole number from 0 to some other; None if it is none."""
+    if text is None or not (text.isascii() and text.isdecimal() and len(text) <= len(str(most))):
+        return None
+    number = int(text)
+    return number if number <= most else None
