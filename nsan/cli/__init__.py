@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "lab": "JupyterLab on a copy of the explore notebook",
     "record": "run a program under nsys and summarise its trace",
     "model": "make traces with known truth on a software model of the driver, no GPU needed",
+    "bench": "build and run the CUDA microbenchmark: traces from a real GPU",
     "import": "turn an export into a Parquet store",
     "doctor": "what is installed here, and what each part is for",
 }

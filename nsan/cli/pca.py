@@ -1,13 +1,13 @@
 """Compare runs without and with PyTorch's caching allocator (PCA), and say why they differ.
 
-A RUN is a folder of `nsan model run`, a folder of `nsan model sweep` (all runs in it), or a trace with
-the memory snapshot that torch.cuda.memory._dump_snapshot(FILE) wrote in the same run: snapshot.pickle or
-TRACE's name with .pickle beside it is taken by itself. Modelled runs say themselves how they allocate;
-of other traces --off and --on name it. The difference is split by what the allocator does to the driver:
-reuse of memory that is mapped already, dead traffic of memory that no tensor holds, and packing of
-tensors into one VA block. A part is an account of the rows, bytes and time that carry the mark of a
-mechanism; what it causes elsewhere is in the remainder, and only runs of the model with a mechanism
-switched off (`nsan model sweep --allocators`) tell that.
+A RUN is a folder of `nsan model run` or `nsan bench run`, a folder of a sweep of theirs (all runs in
+it), or a trace with the memory snapshot that torch.cuda.memory._dump_snapshot(FILE) wrote in the same
+run: snapshot.pickle or TRACE's name with .pickle beside it is taken by itself. Runs of `nsan model` and
+`nsan bench` say themselves how they allocate; of other traces --off and --on name it. The difference is
+split by what the allocator does to the driver: reuse of memory that is mapped already, dead traffic of
+memory that no tensor holds, and packing of tensors into one VA block. A part is an account of the rows,
+bytes and time that carry the mark of a mechanism; what it causes elsewhere is in the remainder, and only
+runs of the model with a mechanism switched off (`nsan model sweep --allocators`) tell that.
 
 Examples
 --------

@@ -13,6 +13,11 @@ import nsan
 
 ROOT = Path(nsan.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+CUDA_FILES = sorted(
+    path
+    for path in (ROOT / "microbench").rglob("*.*")
+    if path.suffix in {".cu", ".cuh", ".hpp", ".sh"}
+)
 MAX_LINES = 450
 MAX_PARAMETERS = 6
 
@@ -191,6 +196,15 @@ def test_readers_import_no_analysis_and_no_command():
     assert breaches(files_of("io"), IO_NEVER) == []
 
 
+MICROBENCH_NEVER = ("nsan.cli", "nsan.charts", "nsan.widgets", "nsan.report", "nsan.analysis")
+
+
+def test_the_microbenchmark_makes_traces_and_draws_nothing():
+    assert breaches(files_of("microbench"), MICROBENCH_NEVER) == []
+    others = [p for p in FILES if p not in (*files_of("microbench"), *files_of("cli"))]
+    assert breaches(others, ("nsan.microbench",)) == []
+
+
 def test_only_the_command_line_imports_the_command_line():
     # The package itself only names what resolves on first use.
     outside = (ROOT / "__init__.py", ROOT / "__main__.py")
@@ -258,7 +272,9 @@ def test_the_check_of_imports_can_fail(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [*FILES, *CUDA_FILES], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_a_module_is_short_enough_to_read(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
 

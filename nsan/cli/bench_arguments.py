@@ -1,0 +1,125 @@
+"""Options that the actions of `nsan bench` share, and how flags for a program are told from nsan's own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsan.cli.model_arguments import add_training, count
+from nsan.cli.terminal import complain
+from nsan.errors import UsageError
+
+if TYPE_CHECKING:
+    from nsan.microbench.work import Work
+
+RUNNABLE = ("uvm_bench", "dl_bench")
+
+
+class ActionParser(argparse.ArgumentParser):
+    """Leaves what stands behind ``--`` to the program: it becomes ``flags``."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse what stands before ``--``."""
+        own = list(args or ())
+        at = own.index("--") if "--" in own else len(own)
+        namespace, extra = super().parse_known_args(own[:at], namespace)
+        if extra and hasattr(namespace, "program"):
+            self.error(f"unrecognized: {' '.join(extra)}. Flags of the program stand behind --")
+        if own[at + 1 :] and not hasattr(namespace, "program"):
+            self.error("only run and sweep pass flags on to a program")
+        namespace.flags = own[at + 1 :]
+        return namespace, extra
+
+
+def add_compiler(parser: argparse.ArgumentParser) -> None:
+    """Add how programs are compiled."""
+    parser.add_argument(
+        "--nvcc", metavar="PATH", help="the CUDA compiler; default: NVCC, PATH, CUDA_HOME"
+    )
+    parser.add_argument(
+        "--arch",
+        metavar="ARCH",
+        help="as nvcc's -arch: native, all-major, sm_90; default: native where a GPU is, else all-major",
+    )
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add the program, where it comes from, and what it plays."""
+    parser.add_argument("program", choices=RUNNABLE, metavar="PROGRAM", help=" or ".join(RUNNABLE))
+    parser.add_argument(
+        "--program",
+        dest="path",
+        type=Path,
+        metavar="PATH",
+        help="a program that is built already, in place of building it here",
+    )
+    add_compiler(parser)
+    group = add_training(parser)
+    group.add_argument("--network", metavar="NAME", help="what dl_bench trains: `nsan bench list`")
+    group.add_argument("--steps", type=count, metavar="N", help="training steps, default 2")
+
+
+def teller(args: argparse.Namespace) -> Callable[[str], None] | None:
+    """Return what says what is going on, on stderr; None if nothing is to be said."""
+    return None if args.quiet else complain
+
+
+def work_of(args: argparse.Namespace) -> Work:
+    """Find, or build, what is to run.
+
+    Parameters
+    ----------
+    args : Namespace
+        With what :func:`add_program` adds, and ``flags``.
+
+    Returns
+    -------
+    Work
+        The program with its flags and its tape.
+
+    Raises
+    ------
+    NsanError
+        If something is missing or does not fit.
+    """
+    from nsan.microbench.work import PLAYS_TAPES, Work, check_flags, is_question, located
+
+    check_flags(args.flags)
+    tape = ""
+    if args.program == PLAYS_TAPES:
+        # A question needs no tape, unless it is about one.
+        if args.network is not None or not is_question(args.flags):
+            tape = _tape(args)
+    else:
+        _refuse_training(args)
+    path, version = located(
+        args.program, path=args.path, arch=args.arch, nvcc=args.nvcc, tell=teller(args)
+    )
+    return Work(args.program, path, tuple(args.flags), tape, version)
+
+
+def _tape(args: argparse.Namespace) -> str:
+    from nsan.microbench.work import TapeRequest
+
+    if args.network is None:
+        msg = "dl_bench trains a network: say which with --network NAME. `nsan bench list` shows them."
+        raise UsageError(msg)
+    request = TapeRequest(
+        args.network,
+        steps=args.steps or TapeRequest.steps,
+        batch=args.batch,
+        sequence=args.sequence,
+        image=args.image,
+        varying=args.varying,
+    )
+    return request.text()
+
+
+def _refuse_training(args: argparse.Namespace) -> None:
+    for name in ("network", "steps", "batch", "sequence", "image", "varying"):
+        if getattr(args, name):
+            raise UsageError(f"--{name} means nothing to {args.program}: leave it out.")

@@ -1,0 +1,123 @@
+"""Run a program of the microbenchmark: alone for its times, then under nsys for its trace.
+
+FOLDER gets all that belongs to the run: the report, the program's own tables of both runs, what its
+caching allocator did as a memory snapshot, the imported trace, and bench.json, which says how it was
+made. Flags for the program stand behind --; `nsan bench run PROGRAM -- --help` prints them. -v shows what
+the program and nsys say. A run that did not end well is marked in bench.json, and replaced by the next.
+
+The exit status is the program's own where it says why it did not run: 5 no driver or no GPU, 6 this
+machine cannot do it, 7 it could leave the machine without memory. 3: it ran, and its trace has no
+Unified Memory data.
+
+Examples
+--------
+  nsan bench run uvm_bench -o stream -- --pattern stream --bytes 1GiB --prefetch ahead
+  nsan bench run dl_bench --network gpt2-small --batch 4 -o gpt2 -- --allocator caching
+  nsan bench run uvm_bench --no-nsys -o times -- --pattern random --iterations 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsan.cli.arguments import add_verbosity
+from nsan.cli.bench_arguments import add_program, teller, work_of
+from nsan.cli.summary import summary_text
+from nsan.cli.terminal import coloured, complain, emit
+from nsan.errors import ProgramNotFoundError, UsageError
+from nsan.tabular.text import json_text
+from nsan.text import safe
+from nsan.units import NS_PER_S, format_time
+
+if TYPE_CHECKING:
+    from nsan.microbench.running import Outcome
+    from nsan.microbench.work import Work
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this action."""
+    parser.usage = "nsan bench run [options] PROGRAM -o FOLDER [-- FLAG ...]"
+    add_program(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="where the run goes")
+    parser.add_argument(
+        "--no-nsys", action="store_true", help="only alone: times and tables, no trace"
+    )
+    parser.add_argument(
+        "--force-overwrite", action="store_true", help="replace an earlier run that ended well"
+    )
+    parser.add_argument("--json", action="store_true", help="bench.json and the summary as JSON")
+    add_verbosity(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action."""
+    from nsan.microbench.running import check_place, exit_status
+    from nsan.microbench.running import run as run_work
+    from nsan.microbench.work import is_question
+
+    if is_question(args.flags):
+        return _asked(work_of(args))
+    if args.output is None:
+        msg = "Say where the run goes: -o FOLDER."
+        raise UsageError(msg)
+    # Compiling takes minutes: what would stop the run afterwards is looked at first.
+    check_place(args.output, overwrite=args.force_overwrite)
+    outcome = run_work(
+        work_of(args),
+        args.output,
+        profiled=not args.no_nsys,
+        overwrite=args.force_overwrite,
+        shown=args.verbose,
+        tell=teller(args),
+    )
+    _tell(outcome, args)
+    return exit_status(outcome)
+
+
+def _asked(work: Work) -> int:
+    """Pass a question on to the program, and its answer to the user."""
+    with tempfile.TemporaryDirectory(prefix="nsan-bench-") as scratch:
+        tape = []
+        if work.tape:
+            place = Path(scratch) / "network.tape"
+            place.write_text(work.tape, encoding="utf-8")
+            tape = ["--tape", str(place)]
+        try:
+            done = subprocess.run(  # noqa: S603 - the user's own program, without a shell
+                [str(work.path), *work.arguments, *tape], stdout=subprocess.PIPE, check=False
+            )
+        except OSError as error:
+            raise ProgramNotFoundError(str(work.path), error.strerror) from error
+    emit(done.stdout.decode(errors="replace"))
+    return done.returncode if 0 <= done.returncode < 128 else 1
+
+
+def _tell(outcome: Outcome, args: argparse.Namespace) -> None:
+    from nsan.contract import document
+
+    summary = None
+    if outcome.manifest is not None:
+        summary = document(outcome.manifest["info"], outcome.manifest["totals"])
+    if args.json:
+        emit(json_text({**outcome.document, "summary": summary}))
+    elif summary is not None:
+        emit(summary_text(summary, verbose=args.verbose, paint=coloured))
+    if not args.quiet or outcome.status != "ok":
+        complain(_account(outcome, args.output))
+
+
+def _account(outcome: Outcome, place: Path) -> str:
+    """Say how the run ended, how long the program takes alone, and where all of it is."""
+    found = outcome.document
+    parts = [
+        f"{found['program']} takes {format_time(found['seconds_alone'] * NS_PER_S)} without nsys"
+    ]
+    if found["seconds_nsys"] is not None:
+        parts.append(f"nsys took {format_time(found['seconds_nsys'] * NS_PER_S)} in all")
+    if outcome.status != "ok":
+        parts = [f"{found['program']}: {outcome.status.replace('_', ' ')}: {safe(found['reason'])}"]
+    return "; ".join([*parts, f"the run is in {place}"])
