@@ -3,7 +3,7 @@
 // What the "GPU" is and where it fails is set in `host_machine()` before a program starts, or by the environment of the
 // process: NSAN_HOST_GPU_BYTES (memory of the GPU), NSAN_HOST_FAIL (as "launch:2": the second launch fails),
 // NSAN_HOST_WITHOUT (as "managed_memory" or "driver"), NSAN_HOST_LOG (a file that gets the calls, one a line),
-// NSAN_HOST_OVERHEAD_BYTES.
+// NSAN_HOST_OVERHEAD_BYTES, NSAN_HOST_MANAGED_BYTES.
 // Every call is kept as text in `host_machine().calls`; "leaked N" comes last where N allocations were not freed.
 #pragma once
 
@@ -29,6 +29,7 @@ struct HostMachine {
   bool backwards = false;                 // threads of a launch run from the last to the first
   std::uint64_t used_elsewhere_bytes = 0;  // GPU memory that other processes hold
   std::uint64_t overhead_bytes = 0;        // what each cudaMalloc takes beside what was asked for
+  std::uint64_t managed_bytes = ~std::uint64_t{0};  // managed memory that the "driver" has in all
   std::string fail_call;                  // name of the call that fails; "": none
   unsigned fail_at = 1;                   // the how manieth of them, from 1
   std::vector<std::string> calls;
@@ -47,6 +48,7 @@ struct HostMachine {
     }
     without(text("NSAN_HOST_WITHOUT"));
     if (!text("NSAN_HOST_OVERHEAD_BYTES").empty()) overhead_bytes = std::stoull(text("NSAN_HOST_OVERHEAD_BYTES"));
+    if (!text("NSAN_HOST_MANAGED_BYTES").empty()) managed_bytes = std::stoull(text("NSAN_HOST_MANAGED_BYTES"));
   }
 
   void without(const std::string& what) {
@@ -107,11 +109,12 @@ class HostDevice {
   }
   void* allocate_managed(std::uint64_t n_bytes) {
     called("allocate_managed", std::to_string(n_bytes));
+    if (n_bytes > machine_.managed_bytes - managed_bytes_) throw no_memory();
     return allocate(n_bytes, true);
   }
   void* allocate_device(std::uint64_t n_bytes) {
     called("allocate_device", std::to_string(n_bytes));
-    if (n_bytes > free_bytes()) throw failed("cudaMalloc: cudaErrorMemoryAllocation (HostDevice): out of memory");
+    if (n_bytes > free_bytes()) throw no_memory();
     device_bytes_ += std::min(n_bytes + machine_.overhead_bytes, free_bytes());
     return allocate(n_bytes, false);
   }
@@ -177,15 +180,20 @@ class HostDevice {
     if (n_bytes == 0) throw failed("cudaErrorInvalidValue (HostDevice): 0 bytes");
     void* at = nullptr;
     if (posix_memalign(&at, 2 * kMiB, managed ? n_bytes : 1) != 0) {
-      throw failed("cudaErrorMemoryAllocation (HostDevice): out of memory");
+      throw no_memory();
     }
     if (managed) std::memset(at, 0xA5, n_bytes);
+    if (managed) managed_bytes_ += n_bytes;
     held_[at] = {n_bytes, managed};
     return at;
   }
   void release(void* at, const Held& held) {
-    if (!held.managed) device_bytes_ -= std::min(device_bytes_, held.n_bytes + machine_.overhead_bytes);
+    if (held.managed) managed_bytes_ -= held.n_bytes;
+    else device_bytes_ -= std::min(device_bytes_, held.n_bytes + machine_.overhead_bytes);
     std::free(at);
+  }
+  static Ended no_memory() {
+    return failed("cudaErrorMemoryAllocation (HostDevice): out of memory", WayOut::kLessMemory);
   }
   void inside(const void* at, std::uint64_t n_bytes) const {
     const auto* start = static_cast<const char*>(at);
@@ -197,7 +205,7 @@ class HostDevice {
   }
 
   HostMachine& machine_;
-  std::uint64_t device_bytes_ = 0;
+  std::uint64_t device_bytes_ = 0, managed_bytes_ = 0;
   unsigned n_open_ranges_ = 0;
   std::map<void*, Held> held_;
 };

@@ -2,7 +2,7 @@
 //
 //   values                 lines of the standard input: size|size_text|whole|decimal|choice WORDS...
 //   axes FLAGS...          the axes as JSON, or the reason why not
-//   footprint              lines: FACTOR ALLOW MANAGED FREE HOST|unknown; a footprint as JSON or the reason why not
+//   footprint              lines: FACTOR ALLOW TENSORS RESERVED FREE HOST|unknown; a footprint as JSON, or why not
 //   environment ROOT       what the machine below a folder says, as JSON
 //   json                   lines of the standard input as a JSON list
 #include <cmath>
@@ -43,8 +43,9 @@ std::string footprint(const Words& words) {
   axes.factor = std::stod(words[0]);
   axes.allow_oversubscription = words[1] == "yes";
   std::optional<std::uint64_t> host;
-  if (words[4] != "unknown") host = std::stoull(words[4]);
-  return nsan::footprint_json(nsan::plan_footprint(axes, std::stoull(words[2]), std::stoull(words[3]), host)).text();
+  if (words[5] != "unknown") host = std::stoull(words[5]);
+  const nsan::Demand demand{std::stoull(words[2]), std::stoull(words[3])};
+  return nsan::footprint_json(nsan::plan_footprint(axes, demand, std::stoull(words[4]), host)).text();
 }
 
 template <class Answer>

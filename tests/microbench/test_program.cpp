@@ -49,10 +49,10 @@ void end_as(const std::string& mode) {
 
 void body(nsan::Run<Device>& run) {
   const std::string& mode = run.axes.own.at("mode");
-  nsan::hold(run, run.axes.bytes);
+  nsan::hold(run, {run.axes.bytes, run.axes.bytes});
   void* const at = run.device.allocate_managed(run.axes.bytes);
   const auto id = run.record.allocated("weights, \"first\"", "parameter", true, at, run.axes.bytes);
-  if (mode == "late-hold") nsan::hold(run, run.axes.bytes);
+  if (mode == "late-hold") nsan::hold(run, {run.axes.bytes, run.axes.bytes});
   run.about.add("pattern", "fill").add("kernel_written_bytes", run.axes.bytes);
   for (int i = 0; i < static_cast<int>(run.axes.iterations); ++i) {
     const nsan::InStep step(run, i);
@@ -99,6 +99,7 @@ int main(int argc, char** argv) {
   nsan::About about{"tester",
                     "A program of the tests.",
                     {{"--mode", "well", "NAME", "how it ends"}, {"--tape", "", "FILE", "a path"}}};
+  about.size = "--bytes";
   about.check = [](const nsan::Axes& axes) {
     if (axes.own.at("mode") == "checked") throw nsan::usage("--mode: 'checked' is refused before a GPU is asked for");
   };

@@ -546,7 +546,8 @@ def test_a_factor_leaves_the_same_memory_with_a_cache_and_without(play):
     left = raw["footprint"]["available_bytes"]
     assert cached["footprint"]["available_bytes"] == left
     for run in (raw, cached):
-        assert run["tensor_oversubscription_factor"] == pytest.approx(BIG_PEAK / left)
+        assert run["footprint"]["tensor_bytes"] == BIG_PEAK
+        assert run["footprint"]["tensor_oversubscription_factor"] == pytest.approx(BIG_PEAK / left)
     # Two small segments, one of 20 MiB for x and y, one for the scratch.
     assert cached["footprint"]["oversubscription_factor"] == pytest.approx(48 * MIB / left)
 
@@ -556,7 +557,62 @@ def test_a_cache_that_would_not_fit_is_refused_though_its_tensors_would(play):
     assert play(*flags, tape=BIG).returncode == 0
     done = play(*flags, "--allocator", "caching", tape=BIG)
     assert (done.returncode, done.stdout) == (7, "")
-    assert "48 MiB of managed memory is more than" in done.stderr
+    assert (
+        "48 MiB of managed memory, reserved for 26.01 MiB of tensors, is more than" in done.stderr
+    )
+    assert done.stderr.endswith(f"; a smaller {BATCH} takes less\n")
+
+
+BATCH = "batch (nsan bench run dl_bench --network NAME --batch N)"
+
+
+def test_a_factor_for_which_the_network_is_too_small_says_that_a_batch_is_larger(play):
+    done = play("--oversubscription-factor", "1")
+    assert (done.returncode, done.stdout) == (7, "")
+    assert "the driver needs 16 MiB: at most factor 0." in done.stderr
+    assert done.stderr.endswith(f"; a larger {BATCH} takes more\n")
+
+
+def test_memory_that_cannot_be_had_says_that_a_batch_is_smaller(play):
+    for allocator in ("raw", "caching"):
+        done = play("--allocator", allocator, NSAN_HOST_MANAGED_BYTES=str(3 * MIB))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.endswith(f"(HostDevice): out of memory; a smaller {BATCH} takes less\n")
+        assert "--bytes" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "way_out"),
+    [
+        (
+            "--bytes=1GiB",
+            "--bytes is not for dl_bench: the tape decides how much memory it takes; `nsan bench run dl_bench --network "
+            "NAME --batch N` writes another",
+        ),
+        (
+            "--iterations=5",
+            "--iterations is not for dl_bench: the tape decides how many steps there are; --steps N plays the first N",
+        ),
+    ],
+)
+def test_flags_that_could_have_no_effect_are_refused(play, flag, way_out):
+    done = play(flag, "--dry-run")
+    assert (done.returncode, done.stdout, done.calls) == (2, "", [])
+    assert done.stderr == f"dl_bench: {way_out}\n"
+    name, value = flag.split("=")
+    assert play(name, value).stderr == done.stderr
+
+
+def test_flags_that_could_have_no_effect_are_in_no_help_and_no_json(program, play):
+    text = cpp.run(program, "--help").stdout
+    flags = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert "--seed" in flags
+    assert not {"--bytes", "--iterations"} & set(flags)
+    assert "--bytes" not in text
+    axes = play().json["axes"]
+    assert "seed" in axes
+    assert not {"bytes", "iterations"} & set(axes)
+    assert "did you mean" not in play("--iteration", "5").stderr
 
 
 def test_without_a_driver_the_tape_is_checked_first(play):

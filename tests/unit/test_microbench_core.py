@@ -41,8 +41,11 @@ def axes(core):
 def plan(core):
     """Plan a footprint; its figures, or the reason why not."""
 
-    def planned(managed, free, *, factor=0.0, allow=False, host=1 << 40):
-        line = f"{factor} {'yes' if allow else 'no'} {managed} {free} {host}"
+    def planned(managed, free, *, factor=0.0, allow=False, host=1 << 40, reserved=0):
+        """Reserve as much as the tensors have, or more."""
+        line = (
+            f"{factor} {'yes' if allow else 'no'} {managed} {max(managed, reserved)} {free} {host}"
+        )
         out = cpp.run(core, "footprint", stdin=line).stdout.strip()
         return json.loads(out) if out.startswith("{") else out
 
@@ -238,12 +241,38 @@ def test_help_lists_every_flag_with_its_default(core):
 
 def test_without_a_factor_nothing_is_taken_from_the_gpu(plan):
     assert plan(3 * GIB, 12 * GIB) == {
+        "tensor_bytes": 3 * GIB,
         "managed_bytes": 3 * GIB,
         "free_bytes": 12 * GIB,
         "ballast_bytes": 0,
         "available_bytes": 12 * GIB,
+        "tensor_oversubscription_factor": 0.25,
         "oversubscription_factor": 0.25,
     }
+
+
+def test_a_factor_counts_tensors_whatever_is_reserved_for_them(plan):
+    # 1 GiB at factor 0.5 leaves 2 GiB of 8: of 1.5 GiB in segments that is three quarters.
+    assert plan(GIB, 8 * GIB, factor=0.5, reserved=3 * GIB // 2) == {
+        "tensor_bytes": GIB,
+        "managed_bytes": 3 * GIB // 2,
+        "free_bytes": 8 * GIB,
+        "ballast_bytes": 6 * GIB,
+        "available_bytes": 2 * GIB,
+        "tensor_oversubscription_factor": 0.5,
+        "oversubscription_factor": 0.75,
+    }
+
+
+def test_what_is_reserved_must_fit_on_the_gpu_and_on_the_host(plan):
+    assert plan(GIB, 8 * GIB, factor=1, reserved=3 * GIB // 2).startswith(
+        "refused: 1.5 GiB of managed memory, reserved for 1 GiB of tensors, is more than the 1 GiB that the GPU has left"
+    )
+    # Of 16 GiB two stay free: 13 GiB of tensors would do, 15 GiB of segments do not.
+    assert plan(13 * GIB, 20 * GIB, host=16 * GIB)["ballast_bytes"] == 0
+    assert plan(13 * GIB, 20 * GIB, host=16 * GIB, reserved=15 * GIB).startswith(
+        "refused: the host has 16 GiB available for 15 GiB of managed memory"
+    )
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_request_that_the_driver_cannot_serve_says_of_which_tensor_and_what_th
     said = memory("caching", "a w0 600", f"a huge {n_bytes}", "f 0", environment=UNLIMITED)
     assert said["error"] == [
         f"tensor huge: out of memory: {n_bytes} byte asked for, {2 * MIB} byte reserved (segments: 1), of "
-        "these 1024 byte in use; the driver said: cudaErrorMemoryAllocation (HostDevice): out of memory; choose a smaller run"
+        "these 1024 byte in use; the driver said: cudaErrorMemoryAllocation (HostDevice): out of memory"
     ]
     raw = memory("raw", "a w0 600", f"a huge {n_bytes}", environment=UNLIMITED)
     assert raw["error"] == ["cudaErrorMemoryAllocation (HostDevice): out of memory"]

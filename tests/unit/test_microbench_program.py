@@ -126,10 +126,12 @@ def test_run_json_says_what_ran_and_on_what(start):
             "uvm_parameters": {"uvm_perf_prefetch_enable": "1"},
         },
         "footprint": {
+            "tensor_bytes": 65536,
             "managed_bytes": 65536,
             "free_bytes": 8 * GIB,
             "ballast_bytes": 0,
             "available_bytes": 8 * GIB,
+            "tensor_oversubscription_factor": 65536 / (8 * GIB),
             "oversubscription_factor": 65536 / (8 * GIB),
         },
         "verified": True,
@@ -190,7 +192,7 @@ REASONS = {
     ),
     "runtime": (1, "failed", "unexpected error: a library's own"),
     "int": (1, "failed", "unexpected error of an unknown kind"),
-    "memory": (1, "failed", "the host has no memory left for it: make it smaller"),
+    "memory": (1, "failed", "the host has no memory left for it; a smaller --bytes takes less"),
     "skipped": (6, "skipped", "this GPU cannot do that: take another"),
     "sigint": (130, "interrupted", "interrupted by SIGINT: what was recorded so far is kept"),
     "sigterm": (143, "interrupted", "interrupted by SIGTERM: what was recorded so far is kept"),
@@ -301,10 +303,12 @@ def test_a_factor_is_held_by_a_ballast_that_is_recorded_and_given_back(start):
     assert done.status == 0
     ballast = 8 * GIB - 16 * MIB
     assert done.json["footprint"] == {
+        "tensor_bytes": 32 * MIB,
         "managed_bytes": 32 * MIB,
         "free_bytes": 8 * GIB,
         "ballast_bytes": ballast,
         "available_bytes": 16 * MIB,
+        "tensor_oversubscription_factor": 2,
         "oversubscription_factor": 2,
     }
     assert done.calls[:2] == [f"allocate_device {ballast}", f"allocate_managed {32 * MIB}"]
@@ -339,6 +343,24 @@ def test_the_ballast_is_given_back_when_the_run_fails(start):
     assert done.status == 1
     assert done.calls[-2] == f"free {8 * GIB - 16 * MIB}"
     assert done.calls[-1] == "leaked 1"  # what the body of this test has not freed
+
+
+def test_a_way_out_that_is_another_size_is_told_as_the_program_makes_it(start):
+    """The tester makes it by --bytes, as its `About` says."""
+    too_large = start("--bytes=9GiB")
+    assert too_large.stderr.endswith("does it all the same; a smaller --bytes takes less\n")
+    assert too_large.json["reason"].endswith("; a smaller --bytes takes less")
+    too_small = start("--bytes=8MiB", "--oversubscription-factor=1")
+    assert too_small.stderr.endswith(
+        "at most factor 0.5, or more managed memory; a larger --bytes takes more\n"
+    )
+    no_memory = start(NSAN_HOST_MANAGED_BYTES="4096")
+    assert (no_memory.status, no_memory.stderr) == (
+        1,
+        "tester: cudaErrorMemoryAllocation (HostDevice): out of memory; a smaller --bytes takes less\n",
+    )
+    other = start(NSAN_HOST_FAIL="allocate_managed")
+    assert "--bytes" not in other.stderr
 
 
 def test_too_much_is_refused_before_anything_is_allocated(start):

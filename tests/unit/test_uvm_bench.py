@@ -38,8 +38,8 @@ def program():
 def measured(program, tmp_path):
     """Run uvm_bench with flags; return its JSON, its calls and its tables."""
 
-    def run(*flags, gpu=8 * GIB):
-        log, out = tmp_path / "calls", tmp_path / "out"
+    def run(*flags, gpu=8 * GIB, out="out"):
+        log, out = tmp_path / "calls", tmp_path / out
         environment = {"NSAN_HOST_LOG": str(log), "NSAN_HOST_GPU_BYTES": str(gpu)}
         done = cpp.run(program, "run", *flags, "--out", out, environment=environment)
         assert (done.returncode, done.stderr) == (0, "")
@@ -100,20 +100,26 @@ def test_no_pattern_depends_on_the_order_of_threads(program):
     assert [run[::2] for run in runs] == list(product(PATTERNS, ("none", "whole", "ahead")))
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_kernel_that_the_gpu_left_out_is_noticed(program, pattern):
-    flags = ("--pattern", pattern, "--bytes", "160KiB", "--iterations", "2")
-    whole, lazy = (cpp.run(program, "lazy", n, *flags) for n in (0, 2))
-    assert (whole.returncode, whole.stderr) == (0, "")
-    assert (lazy.returncode, lazy.stdout) == (FAILED, "")
-    assert lazy.stderr.startswith(f"uvm_bench: --pattern {pattern}: element 0 of the result is ")
+def test_a_launch_that_the_gpu_left_out_shows_in_the_result_whatever_memory_held_before(program):
+    done = cpp.run(program, "lazy")
+    assert done.returncode == 0
+    runs = [line.split() for line in done.stdout.splitlines() if not line.startswith("{")]
+    axes = product(PATTERNS, ("raw", "caching"), ("none", "whole", "ahead"))
+    assert {tuple(run[:3]) for run in runs} == set(axes)
 
+    # Of three iterations the last one's launches, in 8 parts with ahead; all where an iteration goes on with the last.
+    def numbers(*axes):
+        return [int(run[3]) for run in runs if tuple(run[:3]) == axes]
 
-@pytest.mark.parametrize("pattern", ["stencil2d", "hotspot", "ping-pong"])
-def test_a_step_that_an_earlier_iteration_left_out_is_noticed_in_the_end(program, pattern):
-    flags = ("--pattern", pattern, "--bytes", "160KiB", "--allocator", "caching")
-    done = cpp.run(program, "lazy", 2, *flags)
-    assert done.returncode == FAILED
+    assert numbers("vector-add", "caching", "none") == [3]
+    assert numbers("vector-add", "caching", "ahead") == list(range(17, 25))
+    assert numbers("ping-pong", "caching", "ahead") == list(range(1, 25))
+    hidden = [run for run in runs if run[4] != str(FAILED)]
+    assert hidden == []
+    said = done.stderr.splitlines()
+    assert len(said) == len(runs)
+    for (pattern, *_), line in zip(runs, said, strict=True):
+        assert line.startswith(f"uvm_bench: --pattern {pattern}: element ")
 
 
 # Worked out by hand for 64 MiB and pages of 4 KiB: arrays are multiples of 2 MiB.
@@ -273,6 +279,12 @@ def test_every_call_of_cuda_is_checked():
     calls = re.findall(r"(NSAN_CHECK\()?\b(cuda[A-Z]\w+)\(", text)
     assert len([name for checked, name in calls if checked]) >= 15
     assert {name for checked, name in calls if not checked} == unchecked
+
+
+@pytest.mark.parametrize("name", ["cuda_device.cuh", "footprint.hpp", "memory.hpp", "program.hpp"])
+def test_what_both_programs_share_names_no_flag_of_one_of_them(name):
+    """How to take less memory is added by the program that ends: `About::size`."""
+    assert not re.search(r"--(bytes|batch|iterations)", (cpp.HEADERS / "nsan" / name).read_text())
 
 
 CERTAIN = ("--iterations", "2", "--pattern")
@@ -498,7 +510,9 @@ def test_caching_allocates_an_output_once(measured):
 )
 def test_the_footprint_of_a_cache_is_that_of_its_segments(measured, pattern, n_bytes, segments):
     flags = ("--pattern", pattern, "--bytes", f"{n_bytes}MiB", "--allocator", "caching")
-    assert measured(*flags).told["footprint"]["managed_bytes"] == segments * MIB
+    footprint = measured(*flags).told["footprint"]
+    assert footprint["managed_bytes"] == segments * MIB
+    assert footprint["tensor_bytes"] == n_bytes * MIB
 
 
 def test_a_factor_counts_all_arrays(measured):
@@ -507,6 +521,33 @@ def test_a_factor_counts_all_arrays(measured):
     assert footprint["managed_bytes"] == 6 * MIB
     assert footprint["available_bytes"] == 24 * MIB
     assert footprint["ballast_bytes"] == GIB - 24 * MIB
+
+
+def test_a_factor_leaves_the_same_memory_with_a_cache_and_without(measured):
+    flags = ("--pattern", "vector-add", "--bytes", "24MiB", "--oversubscription-factor", "1.25")
+    flags += ("--allow-oversubscription", "--allocator")
+    raw, cached = (
+        measured(*flags, kind, gpu=GIB, out=kind).told["footprint"] for kind in ("raw", "caching")
+    )
+    # 24 MiB / 1.25 are 19.2, in granules of 2 MiB; of three arrays of 8 MiB two share a segment of 20.
+    left = {"available_bytes": 20 * MIB, "ballast_bytes": GIB - 20 * MIB, "free_bytes": GIB}
+    left |= {"tensor_bytes": 24 * MIB, "tensor_oversubscription_factor": 1.2}
+    assert raw == left | {"managed_bytes": 24 * MIB, "oversubscription_factor": 1.2}
+    assert cached == left | {"managed_bytes": 40 * MIB, "oversubscription_factor": 2}
+
+
+def test_a_cache_that_would_not_fit_is_refused_though_its_arrays_would(program, tmp_path):
+    flags = ("--pattern", "vector-add", "--bytes", "24MiB", "--oversubscription-factor", "1")
+    assert cpp.run(program, "run", *flags).returncode == 0
+    log = {"NSAN_HOST_LOG": str(tmp_path / "calls")}
+    done = cpp.run(program, "run", *flags, "--allocator", "caching", environment=log)
+    assert (done.returncode, done.stdout) == (REFUSED, "")
+    assert done.stderr == (
+        "uvm_bench: 40 MiB of managed memory, reserved for 24 MiB of tensors, is more than the 24 MiB that the GPU has "
+        "left after the ballast: some drivers can hang the whole machine when they evict; --allow-oversubscription does "
+        "it all the same; a smaller --bytes takes less\n"
+    )
+    assert (tmp_path / "calls").read_text() == ""  # not even the ballast was taken
 
 
 @pytest.mark.parametrize(

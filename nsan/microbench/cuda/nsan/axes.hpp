@@ -26,7 +26,11 @@ struct OwnFlag {
   std::string value;    // default; of a switch "true" or "false"
   std::string metavar;  // empty: a switch; FILE or FOLDER: a path, which no JSON gets
   std::string help;
+  // Not empty: a common flag that this program has no use for, and what to use instead. It is refused, not listed.
+  std::string instead = {};
 };
+
+inline OwnFlag unused_flag(const std::string& name, const std::string& instead) { return {name, "", "", "", instead}; }
 
 struct Axes {
   std::uint64_t bytes = 64 * kMiB;
@@ -94,8 +98,8 @@ inline std::vector<OwnFlag> common_flags() {
   return {
       {"--bytes", "64MiB", "SIZE", "managed memory in all, as 64MiB, 1.5GiB or 4096"},
       {"--oversubscription-factor", "", "F",
-       "managed memory over the GPU memory that is left for it (F1; 1 fills it exactly); a ballast of cudaMalloc takes "
-       "the rest; without it, as much as is free is left"},
+       "bytes of all tensors that live at once over the GPU memory that is left for them (F1; 1 fills it exactly), the "
+       "same with every allocator; a ballast of cudaMalloc takes the rest; without it, as much as is free is left"},
       {"--prefetch", "none", joined(names_of(kPrefetches), "|"),
        "cudaMemPrefetchAsync: nothing, the whole before it is used, or the next part while one is used"},
       {"--advice", "none", joined(names_of(kAdvices), "|"), "cudaMemAdvise on what is allocated"},
@@ -159,8 +163,10 @@ class FlagParser {
   const OwnFlag& known(const std::string& name) const {
     std::vector<std::string> names;
     for (const auto& flag : flags_) {
+      const bool is_offered = flag.instead.empty();
+      if (flag.name == name && !is_offered) throw usage(name + " is not for " + program_ + ": " + flag.instead);
       if (flag.name == name) return flag;
-      names.push_back(flag.name);
+      if (is_offered) names.push_back(flag.name);
     }
     const std::string nearest = did_you_mean(name, names);
     throw usage("unknown flag '" + name + "'" + (nearest.empty() ? ": " + program_ + " --help lists them" : nearest));
@@ -179,10 +185,21 @@ inline bool has_flag(const std::vector<OwnFlag>& flags, const std::string& name)
   return std::any_of(flags.begin(), flags.end(), [&name](const OwnFlag& flag) { return flag.name == name; });
 }
 
+inline std::string instead_of(const std::vector<OwnFlag>& flags, const std::string& name) {
+  for (const auto& flag : flags) {
+    if (flag.name == name) return flag.instead;
+  }
+  return "";
+}
+
 inline std::vector<OwnFlag> with_common(const std::vector<OwnFlag>& own) {
-  std::vector<OwnFlag> flags = own;
-  for (const auto& flag : common_flags()) {
-    if (!has_flag(own, flag.name)) flags.push_back(flag);
+  std::vector<OwnFlag> flags;
+  for (const auto& flag : own) {
+    if (flag.instead.empty()) flags.push_back(flag);
+  }
+  for (auto flag : common_flags()) {
+    flag.instead = instead_of(own, flag.name);
+    if (!has_flag(own, flag.name) || !flag.instead.empty()) flags.push_back(flag);
   }
   return flags;
 }
@@ -244,7 +261,9 @@ inline std::string flag_help(const OwnFlag& flag) {
 inline std::string help_text(const std::string& program, const std::string& description,
                              const std::vector<OwnFlag>& own) {
   std::string out = "usage: " + program + " [FLAGS]\n\n" + folded(description, 0, 100) + "\nflags:\n";
-  for (const auto& flag : with_common(own)) out += flag_help(flag);
+  for (const auto& flag : with_common(own)) {
+    if (flag.instead.empty()) out += flag_help(flag);
+  }
   return out +
          "\nOne JSON line on stdout when it is done. Otherwise one line on stderr, and the exit status says why:\n"
          "  1 a CUDA call failed or a result is wrong, 2 the command line, 5 no driver or no GPU, 6 this machine\n"
@@ -254,12 +273,12 @@ inline std::string help_text(const std::string& program, const std::string& desc
 // What of the axes may stand in a table: no path.
 inline Json axes_json(const Axes& axes, const std::vector<OwnFlag>& own) {
   Json json;
-  json.add("bytes", axes.bytes);
+  if (instead_of(own, "--bytes").empty()) json.add("bytes", axes.bytes);
   axes.factor > 0 ? json.add("oversubscription_factor", axes.factor) : json.add_null("oversubscription_factor");
   json.add("prefetch", name_of(kPrefetches, axes.prefetch));
   json.add("advice", name_of(kAdvices, axes.advice));
   json.add("allocator", name_of(kAllocators, axes.allocator));
-  json.add("iterations", axes.iterations);
+  if (instead_of(own, "--iterations").empty()) json.add("iterations", axes.iterations);
   json.add("seed", axes.seed);
   json.add("device", axes.device);
   json.add("allow_oversubscription", axes.allow_oversubscription);

@@ -84,13 +84,17 @@ struct FillNodes {
 };
 
 // ---- what is measured
+//
+// What is written tells the iteration (`number`, from 0): a cache gives an output the memory of the last one, in which
+// a kernel that did not run would leave the right values of the iteration before.
 
 struct VectorAdd {
   const float *a, *b;
   float* c;
+  float number;
   Part part;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) c[i] = a[i] + b[i];
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) c[i] = a[i] + b[i] + number;
   }
 };
 
@@ -108,9 +112,10 @@ struct StridedRead {
   const Word* data;
   Word* out;
   std::uint64_t stride;  // in words
+  Word number;
   Part part;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) out[i] = data[i * stride];
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) out[i] = data[i * stride] + number;
   }
 };
 
@@ -118,9 +123,10 @@ struct RandomRead {
   const Word* data;
   Word* out;
   Permutation order;
+  Word number;
   Part part;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) out[i] = data[order(i)];
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) out[i] = data[order(i)] + number;
   }
 };
 
@@ -130,10 +136,11 @@ struct EmbeddingGather {
   const Word* table;
   const std::uint64_t* rows;
   Word* out;
+  Word number;
   Part part;  // of words of `out`
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
     for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads)
-      out[i] = table[rows[i / kRowWords] * kRowWords + i % kRowWords];
+      out[i] = table[rows[i / kRowWords] * kRowWords + i % kRowWords] + number;
   }
 };
 
@@ -211,10 +218,11 @@ struct PointerChase {
   Chased* result;
   std::uint64_t n, node_bytes, n_chasers;
   Permutation order;
+  std::uint64_t number;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
     for (std::uint64_t which = thread; which < n_chasers; which += n_threads) {
       const Part steps = share_of(n, which, n_chasers);
-      Chased chased{order(steps.begin), 0};
+      Chased chased{order(steps.begin), number};
       for (std::uint64_t i = steps.begin; i < steps.end; ++i) {
         const Node node = *node_at(nodes, node_bytes, chased.node);
         chased.sum += node.payload;
@@ -265,10 +273,11 @@ struct SignatureRead {
   const Word* data;
   std::uint64_t* result;
   std::uint64_t step;  // in words
-  Part part;           // of reads
+  std::uint64_t number;
+  Part part;  // of reads
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t) const {
     if (thread != 0) return;
-    std::uint64_t sum = part.begin == 0 ? 0 : *result;
+    std::uint64_t sum = part.begin == 0 ? number : *result;
     std::uint64_t at = part.begin * step;
     for (const std::uint64_t end = part.end * step; at < end;) {
       const Word value = data[at];

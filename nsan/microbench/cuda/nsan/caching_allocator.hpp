@@ -165,8 +165,9 @@ class CachingAllocator {
     if (grow(size, is_small)) return;
     tell(HistoryAction::kOom, 0, size);
     throw failed("out of memory: " + std::to_string(size) + " byte asked for, " + std::to_string(reserved_bytes_) +
-                 " byte reserved (segments: " + std::to_string(segments_.size()) + "), of these " +
-                 std::to_string(allocated_bytes_) + " byte in use");
+                     " byte reserved (segments: " + std::to_string(segments_.size()) + "), of these " +
+                     std::to_string(allocated_bytes_) + " byte in use",
+                 WayOut::kLessMemory);
   }
 
   bool grow(std::uint64_t size, bool is_small) {

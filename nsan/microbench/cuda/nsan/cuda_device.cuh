@@ -29,9 +29,9 @@ struct KernelOf;
 namespace nsan {
 
 // What to do about an error that has a way out; empty where only the driver knows.
-inline const char* way_out(cudaError_t error) {
+inline const char* advice_for(cudaError_t error) {
   switch (error) {
-    case cudaErrorMemoryAllocation: return ": take fewer --bytes, or end what else runs on the GPU";
+    case cudaErrorMemoryAllocation: return ": end what else runs on the GPU";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion: return ": build it for this GPU, with -arch=native";
     case cudaErrorDevicesUnavailable: return ": another process has the GPU for itself: end it, or take another";
@@ -42,14 +42,15 @@ inline const char* way_out(cudaError_t error) {
 }
 
 inline std::string error_text(cudaError_t error) {
-  return std::string(cudaGetErrorName(error)) + " (" + cudaGetErrorString(error) + ")" + way_out(error);
+  return std::string(cudaGetErrorName(error)) + " (" + cudaGetErrorString(error) + ")" + advice_for(error);
 }
 
 inline void check_call(cudaError_t error, const std::string& call, const char* file, int line) {
   if (error == cudaSuccess) return;
   const std::string path = file;
   throw failed(path.substr(path.find_last_of('/') + 1) + ":" + std::to_string(line) + ": " +
-               call.substr(0, call.find('(')) + ": " + error_text(error));
+                   call.substr(0, call.find('(')) + ": " + error_text(error),
+               error == cudaErrorMemoryAllocation ? WayOut::kLessMemory : WayOut::kSaid);
 }
 
 #define NSAN_CHECK(call) ::nsan::check_call((call), #call, __FILE__, __LINE__)

@@ -301,25 +301,16 @@ class Player {
   bool is_idle_ = true;
 };
 
-// The factor is that of the tensors, as in the driver model: with and without a cache the GPU has the same memory left.
-// What a cache reserves beyond them counts where the machine must be kept from running out of memory.
-template <class Device>
-void hold_tape(Run<Device>& run, const Tape& tape) {
-  hold(run, peak_tensor_bytes(tape));
-  run.about.add("tensor_oversubscription_factor", run.footprint.factor);
-  if (run.axes.allocator == AllocatorKind::kRaw) return;
-  Footprint& footprint = run.footprint;
-  footprint.managed_bytes = peak_reserved_bytes(tape);
-  footprint.factor = factor_of(footprint.managed_bytes, footprint.available_bytes);
-  check_gpu(run.axes, footprint);
-  check_host(run.axes, footprint.managed_bytes, run.environment.host_available_bytes, footprint.factor > 1);
+inline Demand demand_of(const Tape& tape, AllocatorKind kind) {
+  const std::uint64_t live = peak_tensor_bytes(tape);
+  return {live, kind == AllocatorKind::kRaw ? live : peak_reserved_bytes(tape)};
 }
 
 template <class Device>
 void dl_bench(Run<Device>& run) {
   const DlOptions options = parse_dl_options(run.axes);
   add_counts(run.about, options.tape);
-  hold_tape(run, options.tape);
+  hold(run, demand_of(options.tape, run.axes.allocator));
   Player<Device> player(run, options);
   player.play();
   if (run.axes.allocator == AllocatorKind::kCaching)
@@ -334,6 +325,7 @@ inline About dl_about() {
       "Plays training steps of a network on a GPU with managed memory: tensors come and go, and each operation is a "
       "kernel that touches exactly its tensors.";
   about.own = dl_flags();
+  about.size = "batch (" + std::string(kWritesTape) + " --batch N)";
   about.check = [](const Axes& axes) { parse_dl_options(axes); };
   about.without_gpu = [](const Axes& axes, Json& json) {
     if (!axes.is_on("dry-run")) return false;

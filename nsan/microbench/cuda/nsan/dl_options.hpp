@@ -14,6 +14,7 @@
 namespace nsan {
 
 constexpr double kMostFlopsScale = 1000;
+constexpr const char* kWritesTape = "nsan bench run dl_bench --network NAME";
 constexpr std::uint64_t kLeastHintedBytes = kMiB;  // smaller tensors get no hint: a call costs more than it can save
 
 struct DlOptions {
@@ -31,9 +32,9 @@ struct DlOptions {
 inline std::vector<std::string> role_names() { return {kRoles.begin(), kRoles.end()}; }
 
 inline std::vector<OwnFlag> dl_flags() {
+  const std::string writes = kWritesTape;
   return {
-      {"--tape", "", "FILE",
-       "the training steps to play, as nsan writes them; they decide, so that --bytes and --iterations mean nothing here"},
+      {"--tape", "", "FILE", "the training steps to play: `" + writes + "` writes them and plays them"},
       {"--steps", "", "N", "play only the first N steps of the tape"},
       {"--roles", joined(role_names(), "+"), "ROLE+ROLE",
        "--prefetch and --advice are for tensors of these roles, and of 1 MiB or more; in a cache, advice stays with the "
@@ -41,6 +42,8 @@ inline std::vector<OwnFlag> dl_flags() {
       {"--flops-scale", "1", "F", "compute F times as long as the tape's FLOPs would take; 0: touch memory only"},
       {"--layer-ranges", "true", "", "an NVTX range around each operation, with its name"},
       {"--dry-run", "false", "", "count what the tape does and print that; no GPU is used"},
+      unused_flag("--bytes", "the tape decides how much memory it takes; `" + writes + " --batch N` writes another"),
+      unused_flag("--iterations", "the tape decides how many steps there are; --steps N plays the first N"),
   };
 }
 
@@ -55,7 +58,8 @@ inline std::vector<std::string> parse_roles(const std::string& text) {
 }
 
 inline Tape tape_of(const std::string& path, const std::string& steps) {
-  if (path.empty()) throw usage("--tape FILE is missing: `nsan bench run dl_bench --network NAME` writes a tape and plays it");
+  if (path.empty())
+    throw usage("--tape FILE is missing: `" + std::string(kWritesTape) + "` writes a tape and plays it");
   Tape tape = read_tape(path);
   if (steps.empty()) return tape;
   const std::uint64_t n_steps = parse_whole("--steps", steps, 1);

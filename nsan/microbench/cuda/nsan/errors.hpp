@@ -19,21 +19,31 @@ enum Status : int {
   kTerminated = 128 + SIGTERM,
 };
 
+// Beside what the text says, another amount of managed memory may be a way out: how to get it, the program adds.
+enum class WayOut { kSaid, kLessMemory, kMoreMemory };
+
 // Any end that the program foresees. The text is one line for the user, with the way out.
 class Ended : public std::runtime_error {
  public:
-  Ended(Status status, const std::string& reason) : std::runtime_error(reason), status_(status) {}
+  Ended(Status status, const std::string& reason, WayOut way_out = WayOut::kSaid)
+      : std::runtime_error(reason), status_(status), way_out_(way_out) {}
   Status status() const { return status_; }
+  WayOut way_out() const { return way_out_; }
 
  private:
   Status status_;
+  WayOut way_out_;
 };
 
-inline Ended failed(const std::string& reason) { return Ended(kFailed, reason); }
+inline Ended failed(const std::string& reason, WayOut way_out = WayOut::kSaid) {
+  return Ended(kFailed, reason, way_out);
+}
 inline Ended usage(const std::string& reason) { return Ended(kUsage, reason); }
 inline Ended no_driver(const std::string& reason) { return Ended(kNoDriver, reason); }
 inline Ended skipped(const std::string& reason) { return Ended(kSkipped, reason); }
-inline Ended refused(const std::string& reason) { return Ended(kRefused, reason); }
+inline Ended refused(const std::string& reason, WayOut way_out = WayOut::kSaid) {
+  return Ended(kRefused, reason, way_out);
+}
 
 inline const char* status_name(Status status) {
   switch (status) {

@@ -190,7 +190,7 @@ class Memory {
       return cache_.allocate(n_bytes);
     } catch (const Ended& end) {
       const std::string driver = refusal_.empty() ? "" : "; the driver said: " + refusal_;
-      throw Ended(end.status(), "tensor " + name + ": " + end.what() + driver + "; choose a smaller run");
+      throw Ended(end.status(), "tensor " + name + ": " + end.what() + driver, end.way_out());
     }
   }
 

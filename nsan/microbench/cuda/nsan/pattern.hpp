@@ -117,7 +117,7 @@ inline Part bytes_of(const ArrayPlan& array, const Part& part) {
 //   void fill(const Places&, launch) const          bodies that fill what is_filled: launch(body, grid)
 //   void fill_on_cpu(const Places&) const           what the CPU fills in any case
 //   void write(const Places&) const                 the CPU's part of an iteration
-//   void run(const Places&, Part, launch) const     the GPU's
+//   void run(const Places&, iteration, Part, launch) const   the GPU's; what it writes tells the iteration
 //   void check(const Places&, n_iterations) const   throws failed(...) if a result is wrong
 class PatternBase {
  public:

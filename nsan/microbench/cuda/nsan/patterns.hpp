@@ -15,7 +15,8 @@ namespace nsan {
 class VectorAddPattern : public PatternBase {
  public:
   static constexpr const char* kName = "vector-add";
-  static constexpr const char* kHelp = "c = a + b of floats, a thread each (three equal arrays)";
+  static constexpr const char* kHelp =
+      "c = a + b + i of floats in iteration i, from 0, a thread each (three equal arrays)";
 
   explicit VectorAddPattern(const Options& options) : PatternBase(options, kName, 3) {
     const std::uint64_t each = array_bytes(options.bytes / 3);
@@ -32,13 +33,14 @@ class VectorAddPattern : public PatternBase {
     launch(FillNumbers<float>{at.as<float>(1), n_, options_.seed + 1}, busy(n_));
   }
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
-    launch(VectorAdd{at.as<float>(0), at.as<float>(1), at.as<float>(2), part}, covering(part.end - part.begin));
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(VectorAdd{at.as<float>(0), at.as<float>(1), at.as<float>(2), static_cast<float>(number), part},
+           covering(part.end - part.begin));
   }
-  void check(const Places& at, unsigned) const {
+  void check(const Places& at, unsigned n_iterations) const {
     for (std::uint64_t i = 0; i < n_; ++i)
       same(i, at.as<float>(2)[i],
-           static_cast<float>(small_value(options_.seed, i) + small_value(options_.seed + 1, i)));
+           static_cast<float>(small_value(options_.seed, i) + small_value(options_.seed + 1, i) + n_iterations - 1));
   }
 
  private:
@@ -48,7 +50,8 @@ class VectorAddPattern : public PatternBase {
 class StreamPattern : public PatternBase {
  public:
   static constexpr const char* kName = "stream";
-  static constexpr const char* kHelp = "a = b + 3 c of doubles, the triad of STREAM (three equal arrays)";
+  static constexpr const char* kHelp =
+      "a = b + s c of doubles, the triad of STREAM, with s = 3, 4, 5 ... (three equal arrays)";
 
   explicit StreamPattern(const Options& options) : PatternBase(options, kName, 3) {
     const std::uint64_t each = array_bytes(options.bytes / 3);
@@ -65,16 +68,19 @@ class StreamPattern : public PatternBase {
     launch(FillNumbers<double>{at.as<double>(1), n_, options_.seed + 1}, busy(n_));
   }
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
-    launch(StreamTriad{at.as<double>(2), at.as<double>(0), at.as<double>(1), 3.0, part}, busy(part.end - part.begin));
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(StreamTriad{at.as<double>(2), at.as<double>(0), at.as<double>(1), scalar(number), part},
+           busy(part.end - part.begin));
   }
-  void check(const Places& at, unsigned) const {
+  void check(const Places& at, unsigned n_iterations) const {
     for (std::uint64_t i = 0; i < n_; ++i)
       same(i, at.as<double>(2)[i],
-           static_cast<double>(small_value(options_.seed, i) + 3 * small_value(options_.seed + 1, i)));
+           small_value(options_.seed, i) + scalar(n_iterations - 1) * small_value(options_.seed + 1, i));
   }
 
  private:
+  static double scalar(unsigned number) { return 3.0 + number; }
+
   std::uint64_t n_;
 };
 
@@ -105,13 +111,14 @@ class StridePattern : public PatternBase {
     launch(FillWords{at.as<Word>(0), n, options_.seed}, busy(n));
   }
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
-    launch(StridedRead{at.as<Word>(0), at.as<Word>(1), options_.stride_bytes / sizeof(Word), part},
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(StridedRead{at.as<Word>(0), at.as<Word>(1), options_.stride_bytes / sizeof(Word), number, part},
            busy(part.end - part.begin));
   }
-  void check(const Places& at, unsigned) const {
+  void check(const Places& at, unsigned n_iterations) const {
     for (std::uint64_t i = 0; i < n_; ++i)
-      same(i, at.as<Word>(1)[i], word_value(options_.seed, i * (options_.stride_bytes / sizeof(Word))));
+      same(i, at.as<Word>(1)[i],
+           word_value(options_.seed, i * (options_.stride_bytes / sizeof(Word))) + n_iterations - 1);
   }
 
  private:
@@ -138,11 +145,12 @@ class RandomPattern : public PatternBase {
     launch(FillWords{at.as<Word>(0), n_, options_.seed}, busy(n_));
   }
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
-    launch(RandomRead{at.as<Word>(0), at.as<Word>(1), order_, part}, busy(n_));
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(RandomRead{at.as<Word>(0), at.as<Word>(1), order_, number, part}, busy(n_));
   }
-  void check(const Places& at, unsigned) const {
-    for (std::uint64_t i = 0; i < n_; ++i) same(i, at.as<Word>(1)[i], word_value(options_.seed, order_(i)));
+  void check(const Places& at, unsigned n_iterations) const {
+    for (std::uint64_t i = 0; i < n_; ++i)
+      same(i, at.as<Word>(1)[i], word_value(options_.seed, order_(i)) + n_iterations - 1);
   }
 
  private:
@@ -199,14 +207,14 @@ class GatherPattern : public PatternBase {
     each_row([&](std::uint64_t i, std::uint64_t row) { at.as<std::uint64_t>(1)[i] = row; });
   }
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
-    launch(EmbeddingGather{at.as<Word>(0), at.as<std::uint64_t>(1), at.as<Word>(2), part}, busy(cut.n_items));
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(EmbeddingGather{at.as<Word>(0), at.as<std::uint64_t>(1), at.as<Word>(2), number, part}, busy(cut.n_items));
   }
-  void check(const Places& at, unsigned) const {
+  void check(const Places& at, unsigned n_iterations) const {
     each_row([&](std::uint64_t i, std::uint64_t row) {
       for (std::uint64_t word = 0; word < kRowWords; ++word)
         same(i * kRowWords + word, at.as<Word>(2)[i * kRowWords + word],
-             word_value(options_.seed, row * kRowWords + word));
+             word_value(options_.seed, row * kRowWords + word) + n_iterations - 1);
     });
   }
 
@@ -242,13 +250,13 @@ class PointerChasePattern : public PatternBase {
     launch(FillNodes{at.as<char>(0), n_, options_.node_bytes, options_.seed, order_}, busy(n_));
   }
   template <class Launch>
-  void run(const Places& at, const Part&, Launch&& launch) const {
-    launch(PointerChase{at.as<char>(0), at.as<Chased>(1), n_, options_.node_bytes, options_.n_chasers, order_},
+  void run(const Places& at, unsigned number, const Part&, Launch&& launch) const {
+    launch(PointerChase{at.as<char>(0), at.as<Chased>(1), n_, options_.node_bytes, options_.n_chasers, order_, number},
            Grid{1, static_cast<unsigned>(options_.n_chasers)});
   }
   // Another way round: node after node in memory, not in the order of the cycle.
-  void check(const Places& at, unsigned) const {
-    std::uint64_t want = 0, got = 0;
+  void check(const Places& at, unsigned n_iterations) const {
+    std::uint64_t want = options_.n_chasers * (n_iterations - 1), got = 0;
     for (std::uint64_t node = 0; node < n_; ++node) want += mixed(options_.seed, node);
     for (std::uint64_t i = 0; i < options_.n_chasers; ++i) {
       const Chased& chased = at.as<Chased>(1)[i];
@@ -295,7 +303,7 @@ class PingPongPattern : public PatternBase {
     for (std::uint64_t i = 0; i < n_; ++i) at.as<Word>(0)[i] = written_by_cpu(at.as<Word>(0)[i]);
   }
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
+  void run(const Places& at, unsigned, const Part& part, Launch&& launch) const {
     launch(PingPong{at.as<Word>(0), part}, busy(part.end - part.begin));
   }
   // 5 (3 x + 1) + 2 so often, as one factor and one summand.
@@ -340,7 +348,7 @@ class BroadcastReadPattern : public PatternBase {
     for (std::uint64_t i = 0; i < n_buffer_; ++i) at.as<Word>(0)[i] = written_by_cpu(at.as<Word>(0)[i]);
   }
   template <class Launch>
-  void run(const Places& at, const Part&, Launch&& launch) const {
+  void run(const Places& at, unsigned, const Part&, Launch&& launch) const {
     launch(BroadcastRead{at.as<Word>(0), at.as<Word>(1), n_buffer_, n_out_}, busy(n_out_));
   }
   void check(const Places& at, unsigned n_iterations) const {
@@ -372,11 +380,11 @@ class FirstTouchPattern : public PatternBase {
   }
 
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
-    launch(FirstTouch{at.as<Word>(0), options_.seed, part}, busy(part.end - part.begin));
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(FirstTouch{at.as<Word>(0), options_.seed + number, part}, busy(part.end - part.begin));
   }
-  void check(const Places& at, unsigned) const {
-    for (std::uint64_t i = 0; i < n_; ++i) same(i, at.as<Word>(0)[i], word_value(options_.seed, i));
+  void check(const Places& at, unsigned n_iterations) const {
+    for (std::uint64_t i = 0; i < n_; ++i) same(i, at.as<Word>(0)[i], word_value(options_.seed + n_iterations - 1, i));
   }
 
  private:
@@ -406,11 +414,11 @@ class SignaturePattern : public PatternBase {
     launch(FillWords{at.as<Word>(0), n, options_.seed}, busy(n));
   }
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
-    launch(SignatureRead{at.as<Word>(0), at.as<std::uint64_t>(1), step_, part}, Grid{1, 1});
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(SignatureRead{at.as<Word>(0), at.as<std::uint64_t>(1), step_, number, part}, Grid{1, 1});
   }
-  void check(const Places& at, unsigned) const {
-    std::uint64_t want = 0;
+  void check(const Places& at, unsigned n_iterations) const {
+    std::uint64_t want = n_iterations - 1;
     for (std::uint64_t i = 0; i < n_; ++i) want += word_value(options_.seed, i * step_);
     same(0, *at.as<std::uint64_t>(1), want);
   }

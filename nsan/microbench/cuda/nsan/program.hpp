@@ -28,6 +28,7 @@ namespace nsan {
 struct About {
   std::string name, description;
   std::vector<OwnFlag> own;
+  std::string size = {};  // what says how much memory a run takes, as it is written after "a smaller"
   // Looks at the axes before a GPU is asked for: throws usage(...).
   std::function<void(const Axes&)> check = {};
   // Does what needs no GPU (as --dry-run) and says so with true: what it adds is printed, and that is all.
@@ -106,7 +107,7 @@ class InStep {
 template <class Device>
 void take_ballast(Run<Device>& run) {
   Footprint& footprint = run.footprint;
-  const std::uint64_t wanted = wanted_bytes(footprint.managed_bytes, run.axes.factor);
+  const std::uint64_t wanted = wanted_bytes(footprint.tensor_bytes, run.axes.factor);
   constexpr int kTries = 3;
   for (int i = 0; i < kTries && footprint.ballast_bytes > 0; ++i) {
     run.ballast = run.device.allocate_device(footprint.ballast_bytes);
@@ -123,20 +124,18 @@ void take_ballast(Run<Device>& run) {
 
 // Plans the footprint and makes it so. To be called before the first managed allocation.
 template <class Device>
-void hold(Run<Device>& run, std::uint64_t managed_bytes) {
+void hold(Run<Device>& run, const Demand& demand) {
   for (const auto& one : run.record.allocations) {
     if (one.managed) throw std::logic_error("hold() comes before the first managed allocation");
   }
   Footprint& footprint = run.footprint;
-  footprint =
-      plan_footprint(run.axes, managed_bytes, run.device.free_bytes(), run.environment.host_available_bytes);
+  footprint = plan_footprint(run.axes, demand, run.device.free_bytes(), run.environment.host_available_bytes);
   if (footprint.ballast_bytes == 0) return;
   take_ballast(run);
   if (run.ballast) {
     run.ballast_id = run.record.allocated("ballast", "ballast", false, run.ballast, footprint.ballast_bytes);
   }
-  footprint.available_bytes = run.device.free_bytes();
-  footprint.factor = factor_of(managed_bytes, footprint.available_bytes);
+  set_available(footprint, run.device.free_bytes());
   check_gpu(run.axes, footprint);
 }
 
@@ -180,16 +179,23 @@ inline std::string one_line(const std::string& text) {
   return line;
 }
 
+// How a program takes less memory, or more, where that would do: `size` is About's.
+inline std::string with_way_out(const std::string& reason, WayOut way_out, const std::string& size) {
+  if (way_out == WayOut::kSaid || size.empty()) return reason;
+  const bool is_less = way_out == WayOut::kLessMemory;
+  return reason + (is_less ? "; a smaller " : "; a larger ") + size + " takes " + (is_less ? "less" : "more");
+}
+
 // Whatever happens, as a status and a reason of one line.
 template <class Work>
-End end_of(Work work) {
+End end_of(const std::string& size, Work work) {
   try {
     work();
     return {};
   } catch (const Ended& end) {
-    return {end.status(), one_line(end.what())};
+    return {end.status(), one_line(with_way_out(end.what(), end.way_out(), size))};
   } catch (const std::bad_alloc&) {
-    return {kFailed, "the host has no memory left for it: make it smaller"};
+    return {kFailed, with_way_out("the host has no memory left for it", WayOut::kLessMemory, size)};
   } catch (const std::exception& error) {
     return {kFailed, one_line(std::string("unexpected error: ") + error.what())};
   } catch (...) {
@@ -217,7 +223,7 @@ void run_body(const Axes& axes, Told& told, Body& body) {
     device.synchronize();
     release_ballast(run);
   } catch (...) {
-    end_of([&run] { release_ballast(run); });  // what the first error was is what counts
+    end_of("", [&run] { release_ballast(run); });  // what the first error was is what counts
     keep(run, told);
     throw;
   }
@@ -244,11 +250,11 @@ End run_program(const About& about, const Axes& asked, Body& body, const std::st
   Told told;
   told.environment = read_environment(root);
   catch_interrupts();
-  End end = end_of([&] { run_body<Device>(axes, told, body); });
+  End end = end_of(about.size, [&] { run_body<Device>(axes, told, body); });
   const std::string json = run_json(about.name, axes_json(axes, about.own), told, end);
   // A command line that has to be written anew leaves nothing behind.
   if (folder && end.status != kUsage) {
-    const End written = end_of([&] { folder->publish(told.record, json); });
+    const End written = end_of("", [&] { folder->publish(told.record, json); });
     if (end.status == kDone) end = written;
     else if (written.status != kDone) end.reason += "; the tables could not be written either";
   }
@@ -260,7 +266,7 @@ int main_of(const About& about, int argc, char** argv, Body body, const std::str
   Axes axes;
   Json told;
   bool is_done = false;
-  const End parsed = end_of([&] {
+  const End parsed = end_of(about.size, [&] {
     axes = parse_axes(about.name, std::vector<std::string>(argv + (argc > 0), argv + argc), about.own);
     if (!axes.help && about.check) about.check(axes);
     if (!axes.help && about.without_gpu) is_done = about.without_gpu(axes, told);
@@ -272,7 +278,7 @@ int main_of(const About& about, int argc, char** argv, Body body, const std::str
   }
   if (is_done) return ended(about.name, print_line(told.text()));
   End end;
-  const End outer = end_of([&] { end = run_program<Device>(about, axes, body, root); });
+  const End outer = end_of(about.size, [&] { end = run_program<Device>(about, axes, body, root); });
   return ended(about.name, outer.status == kDone ? end : outer);
 }
 

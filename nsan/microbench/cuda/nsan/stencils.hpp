@@ -88,7 +88,7 @@ class Stencil2dPattern : public StencilPattern {
     launch(FillSquares{at.as<float>(0), n_cells(), extent_.columns, options_.seed, kBase}, busy(n_cells()));
   }
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
+  void run(const Places& at, unsigned, const Part& part, Launch&& launch) const {
     launch(StencilFivePoint{at.as<float>(0), at.as<float>(1), extent_.rows, extent_.columns, part},
            busy((part.end - part.begin) * extent_.columns));
   }
@@ -120,7 +120,7 @@ class HotspotPattern : public StencilPattern {
     launch(FillSquares{at.as<float>(1), n, extent_.columns, options_.seed + 1, 0.0f}, busy(n));
   }
   template <class Launch>
-  void run(const Places& at, const Part& part, Launch&& launch) const {
+  void run(const Places& at, unsigned, const Part& part, Launch&& launch) const {
     launch(CalculateTemp{at.as<float>(0), at.as<float>(1), at.as<float>(2), extent_.rows, extent_.columns, part},
            covering((part.end - part.begin) * extent_.columns));
   }

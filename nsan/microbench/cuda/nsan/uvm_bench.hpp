@@ -14,6 +14,7 @@
 
 #include "axes.hpp"
 #include "caching_allocator.hpp"
+#include "footprint.hpp"
 #include "memory.hpp"
 #include "migrations.hpp"
 #include "pattern.hpp"
@@ -81,8 +82,9 @@ inline void check_uvm_bench(const Axes& axes) {
 
 // What an allocator takes for the arrays: they alone, or the segments of a cache. From the second iteration on the
 // first one repeats, from the third on also where an output becomes an input.
-inline std::uint64_t peak_bytes(const PatternBase& pattern, AllocatorKind kind) {
-  if (kind == AllocatorKind::kRaw) return pattern.managed_bytes();
+inline Demand demand_of(const PatternBase& pattern, AllocatorKind kind) {
+  const std::uint64_t live = pattern.managed_bytes();  // all arrays, while kernels run
+  if (kind == AllocatorKind::kRaw) return {live, live};
   AscendingPlaces places;
   CachingAllocator cache([&places](std::uint64_t n_bytes, bool) { return places(n_bytes); });
   std::vector<std::uint64_t> at(pattern.arrays.size());
@@ -97,7 +99,7 @@ inline std::uint64_t peak_bytes(const PatternBase& pattern, AllocatorKind kind) 
     for (std::size_t i = 0; i < at.size(); ++i)
       if (pattern.arrays[i].is_temporary) cache.free(at[i]);
   }
-  return cache.peak_reserved_bytes();
+  return {live, cache.peak_reserved_bytes()};
 }
 
 // A pattern on a device, behind one interface: what follows is compiled once, not for each pattern.
@@ -109,7 +111,7 @@ class OnDevice {
   virtual void prepare() = 0;
   virtual void fill(const Places& at, bool on_cpu) = 0;
   virtual void write(const Places& at) = 0;
-  virtual void run(const Places& at, const Part& part) = 0;
+  virtual void run(const Places& at, unsigned iteration, const Part& part) = 0;
   virtual void check(const Places& at, unsigned n_iterations) = 0;
 };
 
@@ -129,7 +131,9 @@ class PatternOnDevice final : public OnDevice<Device> {
     pattern_.fill_on_cpu(at);
   }
   void write(const Places& at) override { pattern_.write(at); }
-  void run(const Places& at, const Part& part) override { pattern_.run(at, part, on_gpu()); }
+  void run(const Places& at, unsigned iteration, const Part& part) override {
+    pattern_.run(at, iteration, part, on_gpu());
+  }
   void check(const Places& at, unsigned n_iterations) override { pattern_.check(at, n_iterations); }
 
  private:
@@ -153,7 +157,7 @@ class UvmBench {
         held_(pattern_.arrays.size()) {}
 
   void measure() {
-    hold(run_, peak_bytes(pattern_, run_.axes.allocator));
+    hold(run_, demand_of(pattern_, run_.axes.allocator));
     work_.prepare();
     tell();
     fill();
@@ -240,7 +244,7 @@ class UvmBench {
     write(iteration);
     {
       Phase phase(run_, "run", iteration);
-      launch();
+      launch(static_cast<unsigned>(iteration));
       for (std::size_t i = 0; i < held_.size(); ++i)
         held_[i].moves->kernel_touches(phase.phase(), pattern_.arrays[i].least_touched_bytes);
     }
@@ -258,7 +262,7 @@ class UvmBench {
 
   // Ahead: while the kernel of a part runs, the next part comes on a stream of its own, and no sooner: each prefetch
   // waits for the kernel before that one, each kernel for its prefetch.
-  void launch() {
+  void launch(unsigned iteration) {
     const auto parts = parts_of(pattern_.cut, run_.axes.prefetch == Prefetch::kAhead);
     if (run_.axes.prefetch == Prefetch::kWhole) prefetch(parts[0], true, Stream::kMain);
     if (run_.axes.prefetch == Prefetch::kAhead) prefetch(parts[0], true, Stream::kPrefetch);
@@ -268,7 +272,7 @@ class UvmBench {
         run_.device.follow(Stream::kPrefetch, Stream::kMain);
         prefetch(parts[i + 1], false, Stream::kPrefetch);
       }
-      work_.run(at_, parts[i]);
+      work_.run(at_, iteration, parts[i]);
     }
   }
 
@@ -318,6 +322,7 @@ int uvm_bench_main(int argc, char** argv, const std::string& root = "") {
       "be cut, and take it as whole, on another stream. --advice read-mostly goes to the arrays that nobody writes once "
       "they are filled.";
   about.own = uvm_bench_flags();
+  about.size = "--bytes";
   about.check = check_uvm_bench;
   const auto body = [](Run<Device>& run) {
     const auto n_sms = static_cast<unsigned>(std::max(run.facts.n_sms, 1));
