@@ -3,11 +3,13 @@
 // What the "GPU" is and where it fails is set in `host_machine()` before a program starts, or by the environment of the
 // process: NSAN_HOST_GPU_BYTES (memory of the GPU), NSAN_HOST_FAIL (as "launch:2": the second launch fails),
 // NSAN_HOST_WITHOUT (as "managed_memory" or "driver"), NSAN_HOST_LOG (a file that gets the calls, one a line),
-// NSAN_HOST_OVERHEAD_BYTES, NSAN_HOST_MANAGED_BYTES.
+// NSAN_HOST_OVERHEAD_BYTES, NSAN_HOST_MANAGED_BYTES, NSAN_HOST_LARGEST_BYTES, NSAN_HOST_CODE_BYTES,
+// NSAN_HOST_INTERRUPT (as "push_range check:2": SIGINT comes at the second call that begins so).
 // Every call is kept as text in `host_machine().calls`; "leaked N" comes last where N allocations were not freed.
 #pragma once
 
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +17,8 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "nsan/axes.hpp"
@@ -29,9 +33,13 @@ struct HostMachine {
   bool backwards = false;                 // threads of a launch run from the last to the first
   std::uint64_t used_elsewhere_bytes = 0;  // GPU memory that other processes hold
   std::uint64_t overhead_bytes = 0;        // what each cudaMalloc takes beside what was asked for
+  std::uint64_t largest_bytes = ~std::uint64_t{0};  // that one cudaMalloc can have, as in memory that is fragmented
+  std::uint64_t code_bytes = 0;                     // what warm_up takes
   std::uint64_t managed_bytes = ~std::uint64_t{0};  // managed memory that the "driver" has in all
   std::string fail_call;                  // name of the call that fails; "": none
   unsigned fail_at = 1;                   // the how manieth of them, from 1
+  std::string interrupt_call;             // start of the call at which SIGINT comes; "": none
+  unsigned interrupt_at = 1;              // at the how manieth of them, from 1
   std::vector<std::string> calls;
 
   HostMachine() {
@@ -41,13 +49,12 @@ struct HostMachine {
     facts.total_bytes = text("NSAN_HOST_GPU_BYTES").empty() ? 8 * kGiB : std::stoull(text("NSAN_HOST_GPU_BYTES"));
     facts.managed_memory = facts.concurrent_managed_access = true;
     facts.driver_api = facts.runtime_api = 13000;
-    const auto failing = text("NSAN_HOST_FAIL");
-    fail_call = failing.substr(0, failing.find(':'));
-    if (failing.find(':') != std::string::npos) {
-      fail_at = static_cast<unsigned>(std::stoul(failing.substr(failing.find(':') + 1)));
-    }
+    std::tie(fail_call, fail_at) = counted(text("NSAN_HOST_FAIL"));
+    std::tie(interrupt_call, interrupt_at) = counted(text("NSAN_HOST_INTERRUPT"));
     without(text("NSAN_HOST_WITHOUT"));
     if (!text("NSAN_HOST_OVERHEAD_BYTES").empty()) overhead_bytes = std::stoull(text("NSAN_HOST_OVERHEAD_BYTES"));
+    if (!text("NSAN_HOST_LARGEST_BYTES").empty()) largest_bytes = std::stoull(text("NSAN_HOST_LARGEST_BYTES"));
+    if (!text("NSAN_HOST_CODE_BYTES").empty()) code_bytes = std::stoull(text("NSAN_HOST_CODE_BYTES"));
     if (!text("NSAN_HOST_MANAGED_BYTES").empty()) managed_bytes = std::stoull(text("NSAN_HOST_MANAGED_BYTES"));
   }
 
@@ -67,6 +74,13 @@ struct HostMachine {
   }
 
  private:
+  // Of "call:2".
+  static std::pair<std::string, unsigned> counted(const std::string& text) {
+    const std::size_t colon = text.find(':');
+    if (colon == std::string::npos) return {text, 1};
+    return {text.substr(0, colon), static_cast<unsigned>(std::stoul(text.substr(colon + 1)))};
+  }
+
   static std::string text(const char* name) {
     const char* found = std::getenv(name);
     return found ? found : "";
@@ -103,6 +117,7 @@ class HostDevice {
     facts.free_bytes = free_bytes();
     return facts;
   }
+  void warm_up() { device_bytes_ += machine_.code_bytes; }
   // Managed memory counts when a GPU populates it, not when it is allocated.
   std::uint64_t free_bytes() const {
     return machine_.facts.total_bytes - machine_.used_elsewhere_bytes - device_bytes_;
@@ -114,7 +129,7 @@ class HostDevice {
   }
   void* allocate_device(std::uint64_t n_bytes) {
     called("allocate_device", std::to_string(n_bytes));
-    if (n_bytes > free_bytes()) throw no_memory();
+    if (n_bytes > std::min(free_bytes(), machine_.largest_bytes)) throw no_memory();
     device_bytes_ += std::min(n_bytes + machine_.overhead_bytes, free_bytes());
     return allocate(n_bytes, false);
   }
@@ -124,6 +139,10 @@ class HostDevice {
     called("free", std::to_string(found->second.n_bytes));
     release(at, found->second);
     held_.erase(found);
+  }
+  void copy(void* to, const void* from, std::uint64_t n_bytes) {
+    called("copy", std::to_string(n_bytes));
+    std::memcpy(to, from, n_bytes);
   }
   void prefetch(void* at, std::uint64_t n_bytes, Place place, Stream stream) {
     called("prefetch", std::to_string(n_bytes) + (place == Place::kGpu ? " gpu " : " cpu ") + text(stream));
@@ -149,11 +168,11 @@ class HostDevice {
   void synchronize() { called("synchronize", ""); }
   void push_range(const char* name) {
     ++n_open_ranges_;
-    machine_.calls.push_back(std::string("push_range ") + name);
+    note(std::string("push_range ") + name);
   }
   void pop_range() {
     if (n_open_ranges_-- == 0) throw std::logic_error("a range is popped that was not pushed");
-    machine_.calls.push_back("pop_range");
+    note("pop_range");
   }
 
   std::size_t n_live() const { return held_.size(); }  // allocations that are not freed
@@ -167,22 +186,29 @@ class HostDevice {
 
   static const char* text(Stream stream) { return stream == Stream::kMain ? "main" : "prefetch"; }
 
+  void note(const std::string& call) {
+    machine_.calls.push_back(call);
+    const std::string& at = machine_.interrupt_call;
+    if (!at.empty() && call.compare(0, at.size(), at) == 0 && --machine_.interrupt_at == 0) std::raise(SIGINT);
+  }
+
   void called(const std::string& call, const std::string& arguments) {
-    machine_.calls.push_back(arguments.empty() ? call : call + " " + arguments);
+    note(arguments.empty() ? call : call + " " + arguments);
     if (call == machine_.fail_call && --machine_.fail_at == 0) {
       throw failed(call + ": cudaErrorUnknown (HostDevice): told to fail");
     }
   }
 
-  // Aligned as the driver aligns large ones; filled, so that nobody takes it for zeroes. Device memory is only counted:
-  // nothing on the host may touch it.
+  // Aligned as the driver aligns large ones; filled, so that nobody takes it for zeroes. Of the GPU's own memory, which
+  // only kernels may touch, there is the front: more than a tally has is a ballast.
   void* allocate(std::uint64_t n_bytes, bool managed) {
     if (n_bytes == 0) throw failed("cudaErrorInvalidValue (HostDevice): 0 bytes");
     void* at = nullptr;
-    if (posix_memalign(&at, 2 * kMiB, managed ? n_bytes : 1) != 0) {
+    const std::uint64_t there = managed ? n_bytes : std::min(n_bytes, kMiB);
+    if (posix_memalign(&at, 2 * kMiB, there) != 0) {
       throw no_memory();
     }
-    if (managed) std::memset(at, 0xA5, n_bytes);
+    std::memset(at, 0xA5, there);
     if (managed) managed_bytes_ += n_bytes;
     held_[at] = {n_bytes, managed};
     return at;

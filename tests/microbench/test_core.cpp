@@ -3,6 +3,7 @@
 //   values                 lines of the standard input: size|size_text|whole|decimal|choice WORDS...
 //   axes FLAGS...          the axes as JSON, or the reason why not
 //   footprint              lines: FACTOR ALLOW TENSORS RESERVED FREE HOST|unknown; a footprint as JSON, or why not
+//   limit                  lines as of a footprint: how much managed memory may be taken in the end, and why
 //   environment ROOT       what the machine below a folder says, as JSON
 //   json                   lines of the standard input as a JSON list
 #include <cmath>
@@ -38,14 +39,28 @@ std::string value(const std::string& kind, const Words& words) {
   return nsan::one_of("--pattern", last, {"stream", "stride", "random", "ping-pong"});
 }
 
-std::string footprint(const Words& words) {
+struct Asked {
+  nsan::Axes axes;
+  nsan::Footprint plan;
+  std::optional<std::uint64_t> host;
+};
+
+Asked asked(const Words& words) {
   nsan::Axes axes;
   axes.factor = std::stod(words[0]);
   axes.allow_oversubscription = words[1] == "yes";
   std::optional<std::uint64_t> host;
   if (words[5] != "unknown") host = std::stoull(words[5]);
-  const nsan::Demand demand{std::stoull(words[2]), std::stoull(words[3])};
-  return nsan::footprint_json(nsan::plan_footprint(axes, demand, std::stoull(words[4]), host)).text();
+  const nsan::Demand demand{std::stoull(words[2]), std::stoull(words[3]), "in segments"};
+  return {axes, nsan::plan_footprint(axes, demand, std::stoull(words[4]), host), host};
+}
+
+std::string footprint(const Words& words) { return nsan::footprint_json(asked(words).plan).text(); }
+
+std::string limit(const Words& words) {
+  const Asked what = asked(words);
+  const nsan::Limit found = nsan::limit_of(what.axes, what.plan, what.host);
+  return std::to_string(found.bytes) + ' ' + found.of;
 }
 
 template <class Answer>
@@ -112,6 +127,7 @@ int main(int argc, char** argv) {
   if (what == "environment") print_environment(args.at(1));
   if (what == "json") print_json();
   if (what == "footprint") answer_lines([](std::istringstream& line) { return footprint(rest_of(line)); });
+  if (what == "limit") answer_lines([](std::istringstream& line) { return limit(rest_of(line)); });
   if (what == "values") {
     answer_lines([](std::istringstream& line) {
       std::string kind;

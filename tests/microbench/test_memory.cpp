@@ -1,7 +1,7 @@
 // Memory for tensors over HostDevice: does what stands on the standard input and prints what the device was asked and
 // what the record says.
 //
-//   test_memory raw|caching FOLDER
+//   test_memory raw|caching FOLDER [LIMIT]
 //   a NAME BYTES    allocate, and fill with a pattern
 //   f N             free the N-th tensor, from 0; its pattern must still be there
 //   w N             where the record has the N-th tensor
@@ -61,8 +61,9 @@ void run_operation(Memory& memory, const std::string& word, const std::string& f
   memory.free(tensor);
 }
 
-void run(nsan::HostDevice& device, nsan::Record& record, nsan::AllocatorKind kind, const std::string& folder) {
-  Memory memory(device, record, kind);
+void run(nsan::HostDevice& device, nsan::Record& record, nsan::AllocatorKind kind, const std::string& folder,
+         const nsan::Limit& limit) {
+  Memory memory(device, record, kind, limit);
   std::vector<nsan::Tensor> tensors;
   std::string word;
   while (std::cin >> word) {
@@ -70,6 +71,7 @@ void run(nsan::HostDevice& device, nsan::Record& record, nsan::AllocatorKind kin
       run_operation(memory, word, folder, tensors);
     } catch (const nsan::Ended& end) {
       std::cout << "error " << end.what() << '\n';
+      if (end.status() != nsan::kFailed) std::cout << "status " << nsan::status_name(end.status()) << '\n';
     }
   }
 }
@@ -77,11 +79,11 @@ void run(nsan::HostDevice& device, nsan::Record& record, nsan::AllocatorKind kin
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 3 && argc != 4) return 2;
   nsan::HostDevice device(0);
   nsan::Record record;
   const auto kind = std::string(argv[1]) == "raw" ? nsan::AllocatorKind::kRaw : nsan::AllocatorKind::kCaching;
-  run(device, record, kind, argv[2]);
+  run(device, record, kind, argv[2], argc > 3 ? nsan::Limit{std::stoull(argv[3]), "the test has"} : nsan::Limit{});
   for (const auto& call : nsan::host_machine().calls) std::cout << "call " << call << '\n';
   for (const auto& a : record.allocations)
     std::cout << "allocation " << a.name << '|' << a.role << '|' << (a.managed ? "managed" : "device") << '|'

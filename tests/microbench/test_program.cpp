@@ -1,6 +1,8 @@
 // A program of the microbenchmark over a GPU on the host, that ends as --mode says: what main_of makes of it.
 //
 // The machine is what NSAN_TEST_ROOT names, if set. With "tables FOLDER" it writes a record with hostile names instead.
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -40,6 +42,11 @@ void end_as(const std::string& mode) {
   if (mode == "int") throw 7;
   if (mode == "memory") throw std::bad_alloc();
   if (mode == "sigint") std::raise(SIGINT);
+  if (mode == "stuck" || mode == "stuck-term") {  // as in a wait for a GPU that does not answer any more
+    nsan::seconds_to_end = 1;
+    std::raise(mode == "stuck" ? SIGINT : SIGTERM);
+    for (;;) pause();
+  }
   if (mode == "sigterm") std::raise(SIGTERM);
   if (mode == "twice") {
     std::raise(SIGINT);

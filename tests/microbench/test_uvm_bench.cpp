@@ -4,7 +4,7 @@
 //   all                  every pattern with every allocator, prefetch and advice: a JSON line each
 //   backwards            every pattern with every prefetch, filled by the GPU, whose threads run from last to first
 //   lazy                 every pattern with every allocator and prefetch on a GPU that leaves out one launch, and says
-//                        nothing: of each launch that must show, a line with the axes, its number and the exit status
+//                        nothing: of each launch a line with the axes, its number and the exit status
 //   plan PATTERN BYTES PAGE [STRIDE NODE]   of each array name, bytes and those that are touched; then what kernels
 //                        read and write. PATTERN may be every
 //   rules C N S W E P    what the two stencils make of a cell, its four neighbours and its power
@@ -70,11 +70,6 @@ int run_backwards() {
   return 0;
 }
 
-// The result is that of the last iteration, or of all of them where one goes on with what the last one left.
-bool goes_on(const std::string& pattern) {
-  return pattern == "stencil2d" || pattern == "hotspot" || pattern == "ping-pong";
-}
-
 int run_lazy() {
   for (const auto& pattern : nsan::UvmPatterns::names())
     for (const auto& allocator : names(nsan::kAllocators))
@@ -82,8 +77,8 @@ int run_lazy() {
         const Words axes = {pattern, allocator, prefetch, "none", "cpu"};
         left_out = 0;
         if (const int status = run_one(axes); status != 0) return status;
-        const unsigned all = n_launches, in_last = all / nsan::Axes{}.iterations;
-        for (left_out = goes_on(pattern) ? 1 : all - in_last + 1; left_out <= all; ++left_out) {
+        const unsigned all = n_launches;
+        for (left_out = 1; left_out <= all; ++left_out) {
           const int status = run_one(axes);
           std::cout << pattern << ' ' << allocator << ' ' << prefetch << ' ' << left_out << ' ' << status << std::endl;
         }

@@ -248,6 +248,7 @@ def test_without_a_factor_nothing_is_taken_from_the_gpu(plan):
         "available_bytes": 12 * GIB,
         "tensor_oversubscription_factor": 0.25,
         "oversubscription_factor": 0.25,
+        "free_bytes_at_end": None,
     }
 
 
@@ -261,13 +262,19 @@ def test_a_factor_counts_tensors_whatever_is_reserved_for_them(plan):
         "available_bytes": 2 * GIB,
         "tensor_oversubscription_factor": 0.5,
         "oversubscription_factor": 0.75,
+        "free_bytes_at_end": None,
     }
 
 
 def test_what_is_reserved_must_fit_on_the_gpu_and_on_the_host(plan):
-    assert plan(GIB, 8 * GIB, factor=1, reserved=3 * GIB // 2).startswith(
-        "refused: 1.5 GiB of managed memory, reserved for 1 GiB of tensors, is more than the 1 GiB that the GPU has left"
+    # Of 1 GiB 64 MiB stay free. 1.5 GiB and 64 MiB would do: a factor of 1024 over 1600.
+    assert plan(GIB, 8 * GIB, factor=1, reserved=3 * GIB // 2) == (
+        "refused: 1.5 GiB of managed memory, in segments for 1 GiB of tensors, is more than the 960 MiB that fit safely "
+        "into the 1 GiB that the GPU has left after the ballast: some drivers can hang the whole machine when they evict; "
+        "--allow-oversubscription does it all the same; without it, at most --oversubscription-factor 0.64"
     )
+    assert plan(GIB, 8 * GIB, factor=0.64, reserved=3 * GIB // 2)["available_bytes"] == 1600 * MIB
+    assert plan(GIB, 8 * GIB, factor=0.641, reserved=3 * GIB // 2).startswith("refused")
     # Of 16 GiB two stay free: 13 GiB of tensors would do, 15 GiB of segments do not.
     assert plan(13 * GIB, 20 * GIB, host=16 * GIB)["ballast_bytes"] == 0
     assert plan(13 * GIB, 20 * GIB, host=16 * GIB, reserved=15 * GIB).startswith(
@@ -343,22 +350,58 @@ def test_a_factor_that_leaves_the_driver_too_little_is_refused(plan):
     )
 
 
-def test_more_managed_memory_than_the_gpu_has_free_takes_a_flag(plan):
-    assert plan(12 * GIB + 1, 12 * GIB) == (
-        "refused: 12884901889 B of managed memory is more than the 12884901888 B that the GPU has "
-        "free: some drivers can hang the whole machine when they evict; --allow-oversubscription "
-        "does it all the same"
+def test_more_managed_memory_than_the_gpu_has_room_for_takes_a_flag(plan):
+    # A thirty-second of 10 GiB stays free, 320 MiB: page tables and a profiler come later.
+    room = 10 * GIB - 320 * MIB
+    assert plan(room + 1, 10 * GIB) == (
+        "refused: 10401873921 B of managed memory is more than the 10401873920 B that fit safely into the 10 GiB that the "
+        "GPU has free: some drivers can hang the whole machine when they evict; --allow-oversubscription does it all the "
+        "same"
     )
-    assert plan(18 * GIB, 12 * GIB).startswith("refused: 18 GiB of managed memory is more than the")
-    assert plan(12 * GIB, 12 * GIB)["oversubscription_factor"] == 1
+    assert plan(18 * GIB, 12 * GIB).startswith(
+        "refused: 18 GiB of managed memory is more than the 11.62 GiB that fit safely into the 12 GiB that"
+    )
+    assert plan(room, 10 * GIB)["oversubscription_factor"] == room / (10 * GIB)
+    assert plan(12 * GIB, 12 * GIB, allow=True)["oversubscription_factor"] == 1
     assert plan(18 * GIB, 12 * GIB, allow=True)["oversubscription_factor"] == 1.5
 
 
-def test_more_than_a_ballast_leaves_takes_the_flag_too(plan):
-    assert plan(GIB, 8 * GIB, factor=1.25).startswith(
-        "refused: 1 GiB of managed memory is more than the 820 MiB that the GPU has left after the "
-        "ballast: some drivers can hang"
+def test_of_a_small_gpu_64_mib_stay_free(plan):
+    assert plan(GIB - 64 * MIB, GIB)["ballast_bytes"] == 0
+    assert plan(GIB - 64 * MIB + 1, GIB).startswith("refused: ")
+    # At 2 GiB both are 64 MiB, above it a thirty-second is more.
+    assert plan(2 * GIB - 64 * MIB, 2 * GIB)["ballast_bytes"] == 0
+    assert plan(4 * GIB - 128 * MIB, 4 * GIB)["ballast_bytes"] == 0
+    assert plan(4 * GIB - 128 * MIB + 1, 4 * GIB).startswith("refused: ")
+    assert plan(1, 64 * MIB).startswith(
+        "refused: 1 B of managed memory is more than the 0 B that fit"
     )
+
+
+def test_more_than_a_ballast_leaves_takes_the_flag_too(plan):
+    refused = plan(GIB, 8 * GIB, factor=1.25)
+    assert refused.startswith(
+        "refused: 1 GiB of managed memory is more than the 756 MiB that fit safely into the 820 MiB that the GPU has left "
+        "after the ballast: some drivers can hang"
+    )
+    # 1024 over 1088
+    assert refused.endswith("without it, at most --oversubscription-factor 0.9411")
+    assert plan(GIB, 8 * GIB, factor=1, allow=True)["available_bytes"] == GIB
+
+
+@pytest.mark.parametrize("managed", [5, 33 * MIB, GIB - 1, 3 * GIB, 60 * GIB + 12345])
+def test_the_highest_factor_that_needs_no_flag_is_then_taken(plan, managed):
+    told = plan(managed, 80 * GIB, factor=0.99)
+    most = re.search(r"without it, at most --oversubscription-factor (\S+)$", told)
+    most = most or re.search(
+        r"at most factor (\S+), or more", told
+    )  # 16 MiB must be left in any case
+    answer = plan(managed, 80 * GIB, factor=most[1])
+    if managed > 5:
+        assert answer["oversubscription_factor"] > float(most[1]) * 0.97
+        assert answer["available_bytes"] - managed >= 64 * MIB
+    # Where no factor would do, none is named.
+    assert "without it" not in plan(10 * GIB, 10 * GIB, factor=1.1)
 
 
 def test_the_host_must_have_memory_for_all_of_it_flag_or_not(plan):
@@ -389,6 +432,19 @@ def test_a_gpu_without_free_memory_is_refused(plan):
         "runs there"
     )
     assert plan(0, GIB) == "usage: a run needs managed memory, at least 1 byte"
+
+
+def test_no_more_managed_memory_is_taken_than_gpu_or_host_have_whatever_was_planned(core):
+    def limit(line):
+        return cpp.run(core, "limit", stdin=line).stdout.strip()
+
+    # factor, flag, tensors, reserved, free, host: at factor 0.5 GiB leaves 2 GiB; of 1 TiB an eighth stays free.
+    gpu = "the GPU has for it without --allow-oversubscription"
+    assert limit(f"0.5 no {GIB} {GIB} {8 * GIB} {1 << 40}") == f"{2 * GIB} {gpu}"
+    assert limit(f"0.5 no {GIB} {GIB} {8 * GIB} unknown") == f"{2 * GIB} {gpu}"
+    host = f"{896 * GIB} the host has for it"
+    assert limit(f"0.5 yes {GIB} {GIB} {8 * GIB} {1 << 40}") == host
+    assert limit(f"0 no {GIB} {GIB} {8 * GIB} {4 * GIB}") == f"{7 * GIB // 2} the host has for it"
 
 
 def test_sizes_at_the_end_of_64_bits_do_not_wrap(plan):

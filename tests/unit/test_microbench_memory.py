@@ -15,9 +15,12 @@ def memory():
     """Do what a text says with memory of a kind; the printed lines by their first word."""
     program = cpp.built("test_memory", ["test_memory.cpp"])
 
-    def run(kind, *operations, folder="/nowhere", environment=None):
+    def run(kind, *operations, folder="/nowhere", environment=None, limit=()):
         ended = cpp.run(
-            program, kind, folder, stdin="\n".join(operations), environment=environment or {}
+            program,
+            *(kind, folder, *limit),
+            stdin="\n".join(operations),
+            environment=environment or {},
         )
         assert ended.returncode == 0, ended.stderr
         found = {}
@@ -109,6 +112,42 @@ def test_a_request_that_the_driver_cannot_serve_says_of_which_tensor_and_what_th
     raw = memory("raw", "a w0 600", f"a huge {n_bytes}", environment=UNLIMITED)
     assert raw["error"] == ["cudaErrorMemoryAllocation (HostDevice): out of memory"]
     assert said["live"] == raw["live"] == ["0"]
+
+
+def test_a_tensor_beyond_the_limit_is_refused_and_not_asked_of_the_driver(memory):
+    limit = (3 * MIB,)
+    said = memory("raw", f"a w0 {2 * MIB}", f"a w1 {MIB}", "a w2 1", "f 1", "a w3 1", limit=limit)
+    assert said["error"] == [
+        "w2 would take 1 B of managed memory beside 3 MiB, more than the 3 MiB that the test has"
+    ]
+    assert said["status"] == ["refused"]
+    assert [call for call in said["call"] if call.startswith("allocate")] == [
+        f"allocate_managed {2 * MIB}",
+        f"allocate_managed {MIB}",
+        "allocate_managed 1",
+    ]
+    huge = memory("raw", f"a w0 {2**64 - 1}", limit=limit)
+    assert huge["status"] == ["refused"]
+    assert "call" not in huge
+
+
+def test_a_segment_beyond_the_limit_is_refused_once_the_free_ones_are_gone(memory):
+    limit = (21 * MIB,)
+    # The small segment is free, and goes: then one of 20 MiB is within the limit. Another is not.
+    said = memory("caching", "a w0 600", "f 0", f"a big {3 * MIB}", limit=limit)
+    assert said["call"][:3] == [
+        f"allocate_managed {2 * MIB}",
+        f"free {2 * MIB}",
+        f"allocate_managed {20 * MIB}",
+    ]
+    assert "error" not in said
+    said = memory("caching", "a w0 600", f"a big {3 * MIB}", limit=limit)
+    assert said["error"] == [
+        f"tensor big: out of memory: {3 * MIB} byte asked for, {2 * MIB} byte reserved (segments: 1), of these 1024 byte "
+        "in use; segment 2 (large) would take 20 MiB of managed memory beside 2 MiB, more than the 21 MiB that the test has"
+    ]
+    assert said["status"] == ["refused"]
+    assert said["call"] == [f"allocate_managed {2 * MIB}", f"free {2 * MIB}"]
 
 
 @pytest.mark.parametrize("kind", ["raw", "caching"])

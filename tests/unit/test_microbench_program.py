@@ -133,6 +133,7 @@ def test_run_json_says_what_ran_and_on_what(start):
             "available_bytes": 8 * GIB,
             "tensor_oversubscription_factor": 65536 / (8 * GIB),
             "oversubscription_factor": 65536 / (8 * GIB),
+            "free_bytes_at_end": 8 * GIB,
         },
         "verified": True,
         "pattern": "fill",
@@ -310,6 +311,7 @@ def test_a_factor_is_held_by_a_ballast_that_is_recorded_and_given_back(start):
         "available_bytes": 16 * MIB,
         "tensor_oversubscription_factor": 2,
         "oversubscription_factor": 2,
+        "free_bytes_at_end": 16 * MIB,  # the ballast is still there
     }
     assert done.calls[:2] == [f"allocate_device {ballast}", f"allocate_managed {32 * MIB}"]
     assert done.calls[-1] == f"free {ballast}"
@@ -324,7 +326,7 @@ def test_a_factor_is_held_by_a_ballast_that_is_recorded_and_given_back(start):
 
 def test_a_ballast_that_took_more_than_asked_is_made_smaller(start):
     # The "driver" takes 3 MiB beside each cudaMalloc: 2 granules less leave the 16 MiB.
-    flags = ["--bytes=16MiB", "--oversubscription-factor=1"]
+    flags = ["--bytes=16MiB", "--oversubscription-factor=1", "--allow-oversubscription"]
     done = start(*flags, NSAN_HOST_OVERHEAD_BYTES=str(3 * MIB))
     assert done.status == 0
     first = 8 * GIB - 16 * MIB
@@ -338,8 +340,50 @@ def test_a_ballast_that_took_more_than_asked_is_made_smaller(start):
     assert not any(call.startswith("leaked") for call in done.calls)
 
 
+def test_a_ballast_comes_in_pieces_where_one_cannot_be_had(start):
+    flags = ("--bytes=16MiB", "--oversubscription-factor=1", "--allow-oversubscription")
+    gpu = {"NSAN_HOST_GPU_BYTES": str(64 * MIB), "NSAN_HOST_LARGEST_BYTES": str(20 * MIB)}
+    done = start(*flags, **gpu)
+    assert done.status == 0
+    # 48 MiB of 64 are asked for, then half of that, then 12 until they are there.
+    asked = [int(call.split()[1]) // MIB for call in done.calls if "device" in call]
+    assert asked == [48, 24, 12, 12, 12, 12]
+    assert done.json["footprint"]["ballast_bytes"] == 48 * MIB
+    assert done.json["footprint"]["oversubscription_factor"] == 1
+    pieces = table(done, "allocations.csv").filter(pl.col("role") == "ballast")
+    assert pieces["bytes"].to_list() == [12 * MIB] * 4
+    assert pieces["free_ns"].null_count() == 0
+    assert not any(call.startswith("leaked") for call in done.calls)
+
+
+def test_a_ballast_that_cannot_be_had_says_so_and_which_factor_is(start):
+    flags = ("--bytes=16MiB", "--oversubscription-factor=1", "--allow-oversubscription")
+    gpu = {"NSAN_HOST_GPU_BYTES": str(64 * MIB), "NSAN_HOST_LARGEST_BYTES": str(MIB)}
+    done = start(*flags, **gpu)
+    assert (done.status, done.stdout) == (7, "")
+    assert done.stderr == (
+        "tester: of a ballast of 48 MiB the GPU gives 0 B, in pieces: its memory is fragmented, or it is a part of a card, "
+        "as MIG makes them. End what else runs there, or take --oversubscription-factor 0.25\n"
+    )
+    assert not any(call.startswith("leaked") for call in done.calls)
+    other = start(*flags, **gpu, NSAN_HOST_FAIL="allocate_device", out=start.out.with_name("other"))
+    assert other.stderr == "tester: allocate_device: cudaErrorUnknown (HostDevice): told to fail\n"
+
+
+def test_what_the_code_of_kernels_takes_of_the_gpu_is_not_planned_with(start):
+    found = start(NSAN_HOST_CODE_BYTES=str(100 * MIB)).json["footprint"]
+    assert found["free_bytes"] == found["available_bytes"] == 8 * GIB - 100 * MIB
+
+
+@pytest.mark.parametrize(("mode", "status"), [("stuck", 130), ("stuck-term", 143)])
+def test_a_run_that_an_interrupt_cannot_end_ends_by_an_alarm(start, mode, status):
+    done = start("--mode", mode)
+    assert (done.status, done.stdout, done.stderr) == (status, "", "")
+
+
 def test_the_ballast_is_given_back_when_the_run_fails(start):
-    done = start("--bytes=16MiB", "--oversubscription-factor=1", "--mode=failed")
+    flags = ("--bytes=16MiB", "--oversubscription-factor=1", "--allow-oversubscription")
+    done = start(*flags, "--mode=failed")
     assert done.status == 1
     assert done.calls[-2] == f"free {8 * GIB - 16 * MIB}"
     assert done.calls[-1] == "leaked 1"  # what the body of this test has not freed
@@ -366,7 +410,9 @@ def test_a_way_out_that_is_another_size_is_told_as_the_program_makes_it(start):
 def test_too_much_is_refused_before_anything_is_allocated(start):
     done = start("--bytes=9GiB")
     assert (done.status, done.stdout) == (7, "")
-    assert done.stderr.startswith("tester: 9 GiB of managed memory is more than the 8 GiB that the")
+    assert done.stderr.startswith(
+        "tester: 9 GiB of managed memory is more than the 7.75 GiB that fit safely into the 8 GiB"
+    )
     assert done.json["status"] == "refused"
     assert done.calls == []
 

@@ -9,7 +9,8 @@ namespace {
 
 // PyTorch takes null for "out of memory" where it caches, and does not look at all where it does not: so it is said.
 bool is_done(cudaError_t status, const char* call, ssize_t n_bytes) {
-  // At the exit of a process the runtime may go before PyTorch gives its memory back: the driver does that then.
+  // The runtime is linked into this library (nvcc does so): at the exit of a process this copy may be gone before
+  // PyTorch gives its memory back. The driver takes back what a process leaves.
   if (status == cudaSuccess || status == cudaErrorCudartUnloading) return true;
   cudaGetLastError();  // PyTorch must not find this error at a later call of its own
   std::fprintf(stderr, "managed_alloc: %s of %zd byte: %s: %s\n", call, n_bytes, cudaGetErrorName(status),

@@ -109,7 +109,8 @@ inline std::vector<OwnFlag> common_flags() {
       {"--seed", "1", "N", "of whatever is random"},
       {"--device", "0", "N", "number of the GPU"},
       {"--allow-oversubscription", "false", "",
-       "go on where managed memory is more than the GPU has left for it: some drivers can hang the whole machine then"},
+       "go on where managed memory is more than fits safely into what the GPU has left, a thirty-second of which, and "
+       "64 MiB at least, stays free: some drivers can hang the whole machine when they evict"},
       {"--out", "", "FOLDER", "write the truth tables there; the folder must be new, empty, or of a run that failed"},
       {"--help", "false", "", "print this"},
   };

@@ -5,7 +5,9 @@
 #include <cstdint>
 
 #include "device.hpp"
+#include "interrupt.hpp"
 #include "permutation.hpp"
+#include "tally.hpp"
 
 namespace nsan {
 
@@ -25,6 +27,15 @@ NSAN_HD inline Word word_value(std::uint64_t seed, std::uint64_t i) {
   return static_cast<Word>(mixed(seed, i) & 0x7FFFFFFF);
 }
 
+// The CPU fills for long, too: it looks up now and then.
+NSAN_HD inline void look_up_at(std::uint64_t item) {
+#ifdef __CUDA_ARCH__
+  (void)item;
+#else
+  throw_if_interrupted_at(item);
+#endif
+}
+
 // ---- arrays as they are before the first iteration
 
 template <class Number>
@@ -32,7 +43,10 @@ struct FillNumbers {
   Number* at;
   std::uint64_t n, seed;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = thread; i < n; i += n_threads) at[i] = static_cast<Number>(small_value(seed, i));
+    for (std::uint64_t i = thread; i < n; i += n_threads) {
+      look_up_at(i);
+      at[i] = static_cast<Number>(small_value(seed, i));
+    }
   }
 };
 
@@ -40,7 +54,10 @@ struct FillWords {
   Word* at;
   std::uint64_t n, seed;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = thread; i < n; i += n_threads) at[i] = word_value(seed, i);
+    for (std::uint64_t i = thread; i < n; i += n_threads) {
+      look_up_at(i);
+      at[i] = word_value(seed, i);
+    }
   }
 };
 
@@ -60,7 +77,10 @@ struct FillSquares {
   std::uint64_t n, columns, seed;
   float base;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = thread; i < n; i += n_threads) at[i] = square_value(seed, i / columns, i % columns, base);
+    for (std::uint64_t i = thread; i < n; i += n_threads) {
+      look_up_at(i);
+      at[i] = square_value(seed, i / columns, i % columns, base);
+    }
   }
 };
 
@@ -77,6 +97,7 @@ struct FillNodes {
   Permutation order;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
     for (std::uint64_t i = thread; i < n; i += n_threads) {
+      look_up_at(i);
       const std::uint64_t node = order(i);
       *node_at(nodes, node_bytes, node) = {order(i + 1 == n ? 0 : i + 1), mixed(seed, node)};
     }
@@ -86,15 +107,24 @@ struct FillNodes {
 // ---- what is measured
 //
 // What is written tells the iteration (`number`, from 0): a cache gives an output the memory of the last one, in which
-// a kernel that did not run would leave the right values of the iteration before.
+// a kernel that did not run would leave the right values of the iteration before. And each kernel adds to a tally
+// (tally.hpp), by which the CPU knows in the end that those of every iteration ran: what it wrote, as a whole number, or,
+// where the next iteration goes on with that, how many cells it wrote, the iteration's number plus 1 for each.
 
 struct VectorAdd {
   const float *a, *b;
   float* c;
   float number;
   Part part;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) c[i] = a[i] + b[i] + number;
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) {
+      const float value = a[i] + b[i] + number;
+      c[i] = value;
+      sum += static_cast<std::uint64_t>(value);
+    }
+    tally.add(thread, sum);
   }
 };
 
@@ -103,8 +133,15 @@ struct StreamTriad {
   const double *b, *c;
   double scalar;
   Part part;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) a[i] = b[i] + scalar * c[i];
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) {
+      const double value = b[i] + scalar * c[i];
+      a[i] = value;
+      sum += static_cast<std::uint64_t>(value);
+    }
+    tally.add(thread, sum);
   }
 };
 
@@ -114,8 +151,12 @@ struct StridedRead {
   std::uint64_t stride;  // in words
   Word number;
   Part part;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) out[i] = data[i * stride] + number;
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads)
+      sum += out[i] = data[i * stride] + number;
+    tally.add(thread, sum);
   }
 };
 
@@ -125,8 +166,12 @@ struct RandomRead {
   Permutation order;
   Word number;
   Part part;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) out[i] = data[order(i)] + number;
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads)
+      sum += out[i] = data[order(i)] + number;
+    tally.add(thread, sum);
   }
 };
 
@@ -138,9 +183,12 @@ struct EmbeddingGather {
   Word* out;
   Word number;
   Part part;  // of words of `out`
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
+    std::uint64_t sum = 0;
     for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads)
-      out[i] = table[rows[i / kRowWords] * kRowWords + i % kRowWords] + number;
+      sum += out[i] = table[rows[i / kRowWords] * kRowWords + i % kRowWords] + number;
+    tally.add(thread, sum);
   }
 };
 
@@ -178,9 +226,15 @@ struct StencilFivePoint {
   float* next;
   std::uint64_t rows, columns;
   Part part;  // of rows
+  std::uint64_t number;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin * columns + thread; i < part.end * columns; i += n_threads)
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = part.begin * columns + thread; i < part.end * columns; i += n_threads) {
       next[i] = Diffusion{}(cross_at(cells, rows, columns, i / columns, i % columns), 0.0f);
+      sum += number + 1;
+    }
+    tally.add(thread, sum);
   }
 };
 
@@ -191,15 +245,20 @@ struct CalculateTemp {
   float* result;
   std::uint64_t rows, columns;
   Part part;  // of rows, in multiples of the tile
+  std::uint64_t number;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
     const std::uint64_t tiles = columns / kTile;
+    std::uint64_t sum = 0;
     for (std::uint64_t i = thread; i < (part.end - part.begin) * columns; i += n_threads) {
       const std::uint64_t tile = i / (kTile * kTile), lane = i % (kTile * kTile);
       const std::uint64_t row = part.begin + tile / tiles * kTile + lane / kTile;
       const std::uint64_t column = tile % tiles * kTile + lane % kTile;
       const std::uint64_t cell = row * columns + column;
       result[cell] = ChipHeat{}(cross_at(temperature, rows, columns, row, column), power[cell]);
+      sum += number + 1;
     }
+    tally.add(thread, sum);
   }
 };
 
@@ -219,6 +278,7 @@ struct PointerChase {
   std::uint64_t n, node_bytes, n_chasers;
   Permutation order;
   std::uint64_t number;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
     for (std::uint64_t which = thread; which < n_chasers; which += n_threads) {
       const Part steps = share_of(n, which, n_chasers);
@@ -229,6 +289,7 @@ struct PointerChase {
         chased.node = node.next;
       }
       result[which] = chased;
+      tally.add(thread, chased.sum);
     }
   }
 };
@@ -239,8 +300,15 @@ NSAN_HD inline Word written_by_gpu(Word value) { return 5 * value + 2; }
 struct PingPong {
   Word* data;
   Part part;
+  std::uint64_t number;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) data[i] = written_by_gpu(data[i]);
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) {
+      data[i] = written_by_gpu(data[i]);
+      sum += number + 1;
+    }
+    tally.add(thread, sum);
   }
 };
 
@@ -250,20 +318,31 @@ struct BroadcastRead {
   const Word* buffer;
   Word* out;
   std::uint64_t n_buffer, n_out;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
     const std::uint64_t lane = thread % kLanes;
     Word sum = 0;
     for (std::uint64_t i = lane; i < n_buffer; i += kLanes) sum += buffer[i];
-    for (std::uint64_t i = thread; i < n_out; i += n_threads) out[i] = sum + static_cast<Word>(i);
+    std::uint64_t read = 0;  // without the place, which would overflow: the sum of each item
+    for (std::uint64_t i = thread; i < n_out; i += n_threads) {
+      out[i] = sum + static_cast<Word>(i);
+      read += sum;
+    }
+    tally.add(thread, read);
   }
 };
 
 struct FirstTouch {
   Word* data;
   std::uint64_t seed;
+  Word number;
   Part part;
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
-    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads) data[i] = word_value(seed, i);
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = part.begin + thread; i < part.end; i += n_threads)
+      sum += data[i] = word_value(seed, i) + number;
+    tally.add(thread, sum);
   }
 };
 
@@ -275,9 +354,11 @@ struct SignatureRead {
   std::uint64_t step;  // in words
   std::uint64_t number;
   Part part;  // of reads
+  Tally tally;
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t) const {
     if (thread != 0) return;
-    std::uint64_t sum = part.begin == 0 ? number : *result;
+    const std::uint64_t before = part.begin == 0 ? 0 : *result;
+    std::uint64_t sum = part.begin == 0 ? number : before;
     std::uint64_t at = part.begin * step;
     for (const std::uint64_t end = part.end * step; at < end;) {
       const Word value = data[at];
@@ -285,6 +366,7 @@ struct SignatureRead {
       at += step + (value >> 31);
     }
     *result = sum;
+    tally.add(thread, sum - before);
   }
 };
 

@@ -38,6 +38,9 @@ inline const char* action_name(HistoryAction action) {
   return "oom";
 }
 
+// What it takes more than tensors have, as a message has it.
+constexpr const char* kCacheReserves = "which the caching allocator reserves in whole segments";
+
 // Places segments one after the other at multiples of 2 MiB and never uses an address again: for a count of what a
 // program would need, without a GPU (nsan.torch_alloc.heap.ascending_places).
 class AscendingPlaces {

@@ -1,13 +1,9 @@
 // What the host knows of the tensors of a tape without looking: their contents, and which of them lie at the CPU.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <vector>
 
-#include "memory.hpp"
-#include "record.hpp"
 #include "touch.hpp"
 
 namespace nsan {
@@ -51,17 +47,5 @@ class AtCpu {
  private:
   std::vector<bool> is_there_;
 };
-
-// Bytes that come to the GPU with a tensor that lay at the CPU: at least the pages that are all its own, at most those
-// that it shares, too.
-inline Expected arrival(std::size_t phase, std::size_t allocation, const Tensor& tensor, std::uint64_t page) {
-  const auto start = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(tensor.at));
-  const std::uint64_t end = start + tensor.n_bytes;
-  const std::uint64_t first = (start + page - 1) / page, last = end / page;
-  const std::uint64_t least = last > first ? (last - first) * page : 0;
-  return {phase, allocation, "htod", least, (end + page - 1) / page * page - start / page * page};
-}
-
-inline std::uint64_t page_bytes() { return static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)); }
 
 }  // namespace nsan

@@ -6,6 +6,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 template <class Body>
@@ -25,6 +26,9 @@ struct KernelOf;
 #include "device.hpp"
 #include "environment.hpp"
 #include "errors.hpp"
+
+// Before a measured kernel runs: what the first launch takes of the GPU is taken then.
+__global__ void nsan_warm_up() {}
 
 namespace nsan {
 
@@ -47,6 +51,7 @@ inline std::string error_text(cudaError_t error) {
 
 inline void check_call(cudaError_t error, const std::string& call, const char* file, int line) {
   if (error == cudaSuccess) return;
+  (void)cudaGetLastError();  // told here: the next launch must not find it, where this one is dealt with
   const std::string path = file;
   throw failed(path.substr(path.find_last_of('/') + 1) + ":" + std::to_string(line) + ": " +
                    call.substr(0, call.find('(')) + ": " + error_text(error),
@@ -76,6 +81,8 @@ inline Ended no_gpu(cudaError_t error) {
 class CudaDevice {
  public:
   explicit CudaDevice(int ordinal) : ordinal_(ordinal) {
+    // Lazily, the code of a kernel would take GPU memory at its first launch. Before the first call of CUDA.
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     int n_devices = 0;
     const cudaError_t error = cudaGetDeviceCount(&n_devices);
     if (error != cudaSuccess || n_devices == 0) throw no_gpu(error);
@@ -116,6 +123,17 @@ class CudaDevice {
     return facts;
   }
 
+  void warm_up() {
+    for (cudaStream_t& stream : streams_)  // neither waits for the other, or for the default one
+      if (stream == nullptr) NSAN_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    if (event_ == nullptr) NSAN_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    for (const cudaStream_t stream : streams_) {
+      nsan_warm_up<<<1, 1, 0, stream>>>();
+      check_call(cudaGetLastError(), "launch of nsan_warm_up", __FILE__, __LINE__);
+    }
+    synchronize();
+  }
+
   std::uint64_t free_bytes() {
     std::size_t n_free = 0, n_total = 0;
     NSAN_CHECK(cudaMemGetInfo(&n_free, &n_total));
@@ -135,6 +153,13 @@ class CudaDevice {
   }
 
   void free(void* at) { NSAN_CHECK(cudaFree(at)); }
+
+  // Either may be memory of the GPU: the address says so. To the GPU, cudaMemcpy may return before it is there, and
+  // our streams do not wait for its.
+  void copy(void* to, const void* from, std::uint64_t n_bytes) {
+    NSAN_CHECK(cudaMemcpy(to, from, n_bytes, cudaMemcpyDefault));
+    synchronize();
+  }
 
   void prefetch(void* at, std::uint64_t n_bytes, Place place, Stream stream) {
 #if CUDART_VERSION >= 13000
@@ -167,7 +192,6 @@ class CudaDevice {
 
   // An event holds for what waits for it as it was then: one is enough.
   void follow(Stream follower, Stream leader) {
-    if (event_ == nullptr) NSAN_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
     NSAN_CHECK(cudaEventRecord(event_, stream_of(leader)));
     NSAN_CHECK(cudaStreamWaitEvent(stream_of(follower), event_, 0));
   }
@@ -203,12 +227,7 @@ class CudaDevice {
     return value != 0;
   }
 
-  // Made when first used: neither stream waits for the other, or for the default one.
-  cudaStream_t stream_of(Stream stream) {
-    cudaStream_t& made = streams_[stream == Stream::kMain ? 0 : 1];
-    if (made == nullptr) NSAN_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
-    return made;
-  }
+  cudaStream_t stream_of(Stream stream) const { return streams_[stream == Stream::kMain ? 0 : 1]; }
 
   int ordinal_;
   cudaStream_t streams_[2] = {nullptr, nullptr};

@@ -5,10 +5,13 @@
 // (tests/microbench/host_device.hpp) runs the same bodies of kernels on the CPU.
 //
 //   DeviceFacts facts()                              what the GPU and its driver are
+//   void warm_up()                                   takes what the programs need of the GPU beside allocations: code,
+//                                                    streams, events; from then on free_bytes() can be planned with
 //   std::uint64_t free_bytes()                       GPU memory that is free now
 //   void* allocate_managed(std::uint64_t n_bytes)    cudaMallocManaged, attached globally
 //   void* allocate_device(std::uint64_t n_bytes)     cudaMalloc
 //   void free(void*)                                 cudaFree: waits for the device
+//   void copy(void* to, const void* from, std::uint64_t n_bytes)   between host and GPU, done when it returns
 //   void prefetch(void*, std::uint64_t, Place, Stream)
 //   void advise(void*, std::uint64_t, Advice)
 //   template <class Body> void launch(const Body&, Grid, Stream)
@@ -35,6 +38,7 @@ namespace nsan {
 constexpr std::uint64_t kKiB = 1ull << 10;
 constexpr std::uint64_t kMiB = 1ull << 20;
 constexpr std::uint64_t kGiB = 1ull << 30;
+constexpr std::uint64_t kVaBlock = 2 * kMiB;  // of virtual addresses, that the driver of managed memory keeps together
 
 enum class Place { kGpu, kCpu };
 enum class Stream { kMain, kPrefetch };

@@ -20,37 +20,12 @@
 #include "memory.hpp"
 #include "program.hpp"
 #include "record.hpp"
+#include "tally_memory.hpp"
 #include "tape.hpp"
 #include "tape_counts.hpp"
 #include "touch.hpp"
 
 namespace nsan {
-
-// A word of managed memory that a kernel writes where it finds what it must not; until then it lies at the CPU.
-template <class Device>
-class Flag {
- public:
-  explicit Flag(Run<Device>& run)
-      : run_(run), at_(static_cast<std::uint32_t*>(run.device.allocate_managed(sizeof(std::uint32_t)))) {
-    allocation_ = run_.record.allocated("flag of wrong contents", "buffer", true, at_, sizeof *at_);
-    *at_ = 0;
-  }
-  Flag(const Flag&) = delete;
-  Flag& operator=(const Flag&) = delete;
-  ~Flag() {
-    try {
-      run_.device.free(at_);
-      run_.record.freed(allocation_);
-    } catch (const Ended&) {  // the driver has failed before, and that was reported
-    }
-  }
-  std::uint32_t* at() const { return at_; }
-
- private:
-  Run<Device>& run_;
-  std::uint32_t* at_;
-  std::size_t allocation_ = 0;
-};
 
 // The range of one operation of the network.
 template <class Device>
@@ -73,13 +48,15 @@ class InLayer {
 template <class Device>
 class Player {
  public:
-  Player(Run<Device>& run, const DlOptions& options)
+  // `tally` is made, and the footprint held, before.
+  Player(Run<Device>& run, const DlOptions& options, const TallyMemory<Device>& tally)
       : run_(run),
         device_(run.device),
         options_(options),
         tape_(options.tape),
-        flag_(run),
-        memory_(run.device, run.record, run.axes.allocator),
+        tally_(tally),
+        memory_(run.device, run.record, run.axes.allocator,
+                limit_of(run.axes, run.footprint, run.environment.host_available_bytes)),
         tensors_(tape_.tensors.size()),
         contents_(run.axes.seed, tape_.tensors.size()),
         at_cpu_(tape_.tensors.size()),
@@ -111,6 +88,7 @@ class Player {
   // Up to the next step or phase.
   void play_until_mark() {
     for (; position_ < tape_.operations.size(); ++position_) {
+      throw_if_interrupted();
       const auto [kind, which] = tape_.operations[position_];
       if (kind == Operation::kStep || kind == Operation::kPhase) return;
       if (kind == Operation::kCreate) create(which);
@@ -216,15 +194,18 @@ class Player {
     touch.number = ++n_launched_;
     touch.seed = mixed(static_cast<std::uint32_t>(run_.axes.seed), touch.number);
     touch.fmas_per_quad = fmas_per_quad(kernel.flops, options_.flops_scale, touch.n_quads);
-    touch.wrong = flag_.at();
+    touch.wrong = tally_.wrong();
+    touch.tally = tally_.tally();
+    wanted_tally_ += touch.tallied();
     return touch;
   }
 
-  // Where only a part is used at first, when the rest comes is not certain.
+  // Where only a part is used at first, when the rest comes is not certain, nor what comes of a shared VA block.
   void expect(std::size_t id, std::uint64_t used_bytes) {
     const Tensor& tensor = tensors_[id];
-    if (is_certain_ && used_bytes == tensor.n_bytes)
-      run_.record.expect(arrival(phase_, memory_.allocation_of(tensor), tensor, page_bytes()));
+    const std::size_t allocation = memory_.allocation_of(tensor);
+    if (is_certain_ && used_bytes == tensor.n_bytes && fills_va_blocks(run_.record.allocations[allocation]))
+      run_.record.expect({phase_, allocation, "htod", tensor.n_bytes, tensor.n_bytes});
   }
 
   // Hints ---------------------------------------------------------------------------------------
@@ -267,8 +248,12 @@ class Player {
   // No kernel found what it must not, and what is left holds what was computed last. Three bytes of each tensor tell
   // that its last kernel ran; the kernels themselves have looked at every byte.
   void verify() {
-    if (const std::uint32_t number = *flag_.at(); number != 0)
+    const auto [total, number] = tally_.read();
+    if (number != 0)
       throw wrong("kernel " + std::to_string(number) + " (" + launched(number) + ") did not find what was written");
+    if (total != wanted_tally_)
+      throw wrong("of the kernels, whose tally is " + std::to_string(total) + " and must be " +
+                  std::to_string(wanted_tally_) + ", one did not run");
     for (std::size_t id = 0; id < tensors_.size(); ++id) {
       const Tensor& tensor = tensors_[id];
       if (!tensor.at || !contents_.is_written(id)) continue;
@@ -289,7 +274,7 @@ class Player {
   Device& device_;
   const DlOptions& options_;
   const Tape& tape_;
-  Flag<Device> flag_;
+  const TallyMemory<Device>& tally_;
   Memory<Device> memory_;
   std::vector<Tensor> tensors_;  // by id; nowhere while they do not live
   Contents contents_;
@@ -298,20 +283,23 @@ class Player {
   std::vector<std::size_t> prefetched_;  // for the next kernel, while the one before runs
   std::size_t position_ = 0, phase_ = 0, phase_kind_ = 0;
   std::uint32_t n_launched_ = 0;
+  std::uint64_t wanted_tally_ = 0;
   bool is_idle_ = true;
 };
 
 inline Demand demand_of(const Tape& tape, AllocatorKind kind) {
   const std::uint64_t live = peak_tensor_bytes(tape);
-  return {live, kind == AllocatorKind::kRaw ? live : peak_reserved_bytes(tape)};
+  if (kind == AllocatorKind::kRaw) return {live, peak_whole_blocks_bytes(tape), "which are whole blocks of 2 MiB"};
+  return {live, peak_reserved_bytes(tape), kCacheReserves};
 }
 
 template <class Device>
 void dl_bench(Run<Device>& run) {
   const DlOptions options = parse_dl_options(run.axes);
   add_counts(run.about, options.tape);
+  const TallyMemory<Device> tally(run);
   hold(run, demand_of(options.tape, run.axes.allocator));
-  Player<Device> player(run, options);
+  Player<Device> player(run, options, tally);
   player.play();
   if (run.axes.allocator == AllocatorKind::kCaching)
     run.about.add("peak_reserved_bytes", player.memory().cache().peak_reserved_bytes());
@@ -323,7 +311,9 @@ inline About dl_about() {
   about.name = "dl_bench";
   about.description =
       "Plays training steps of a network on a GPU with managed memory: tensors come and go, and each operation is a "
-      "kernel that touches exactly its tensors.";
+      "kernel that touches exactly its tensors. Without a cache, what must fit counts each tensor in whole blocks of 2 "
+      "MiB: whether the driver packs small managed allocations into one is not known; the column va of allocations.csv "
+      "shows it. run.json has the factor of the tensors and that of what must fit.";
   about.own = dl_flags();
   about.size = "batch (" + std::string(kWritesTape) + " --batch N)";
   about.check = [](const Axes& axes) { parse_dl_options(axes); };
@@ -332,6 +322,7 @@ inline About dl_about() {
     const Tape tape = parse_dl_options(axes).tape;
     json.add("program", "dl_bench").add("dry_run", true);
     add_counts(json, tape);
+    json.add("peak_block_bytes", peak_whole_blocks_bytes(tape));
     json.add("peak_reserved_bytes", peak_reserved_bytes(tape));
     return true;
   };

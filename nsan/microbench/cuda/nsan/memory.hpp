@@ -13,6 +13,7 @@
 #include "axes.hpp"
 #include "caching_allocator.hpp"
 #include "errors.hpp"
+#include "footprint.hpp"
 #include "record.hpp"
 #include "tables.hpp"
 
@@ -35,10 +36,11 @@ struct HistoryEntry {
 template <class Device>
 class Memory {
  public:
-  Memory(Device& device, Record& record, AllocatorKind kind)
+  Memory(Device& device, Record& record, AllocatorKind kind, Limit limit = {})
       : device_(device),
         record_(record),
         kind_(kind),
+        limit_(std::move(limit)),
         cache_([this](std::uint64_t n_bytes, bool is_small) { return take_segment(n_bytes, is_small); },
                [this](std::uint64_t va) { give_back(va); },
                [this](HistoryAction action, std::uint64_t va, std::uint64_t n_bytes) { note(action, va, n_bytes); }) {}
@@ -157,9 +159,14 @@ class Memory {
     return tensor.id < names_.size() ? names_[tensor.id] : "number " + std::to_string(tensor.id);
   }
 
-  // Managed memory of the driver's, recorded.
+  // Managed memory of the driver's, recorded. What could leave the machine without memory is not asked for.
   void* take(const std::string& name, const std::string& role, std::uint64_t n_bytes) {
+    if (n_bytes > limit_.bytes || held_bytes_ > limit_.bytes - n_bytes)
+      throw refused(name + " would take " + size_text(n_bytes) + " of managed memory beside " + size_text(held_bytes_) +
+                        ", more than the " + size_text(limit_.bytes) + " that " + limit_.of,
+                    WayOut::kLessMemory);
     void* at = device_.allocate_managed(n_bytes);
+    held_bytes_ += n_bytes;
     held_[address(at)] = record_.allocated(name, role, true, at, n_bytes);
     return at;
   }
@@ -167,6 +174,7 @@ class Memory {
   void give_back(std::uint64_t va) {
     const auto at = held_.find(va);
     device_.free(pointer(va));
+    held_bytes_ -= record_.allocations.at(at->second).n_bytes;
     record_.freed(at->second);
     held_.erase(at);
   }
@@ -178,8 +186,9 @@ class Memory {
     try {
       return address(take(name, "segment", n_bytes));
     } catch (const Ended& refusal) {
-      if (refusal.status() != kFailed) throw;
+      if (refusal.status() != kFailed && refusal.status() != kRefused) throw;
       refusal_ = refusal.what();
+      is_beyond_limit_ = refusal.status() == kRefused;
       return 0;
     }
   }
@@ -189,8 +198,9 @@ class Memory {
     try {
       return cache_.allocate(n_bytes);
     } catch (const Ended& end) {
-      const std::string driver = refusal_.empty() ? "" : "; the driver said: " + refusal_;
-      throw Ended(end.status(), "tensor " + name + ": " + end.what() + driver, end.way_out());
+      const std::string why = refusal_.empty() ? "" : (is_beyond_limit_ ? "; " : "; the driver said: ") + refusal_;
+      throw Ended(refusal_.empty() || !is_beyond_limit_ ? end.status() : kRefused,
+                  "tensor " + name + ": " + end.what() + why, end.way_out());
     }
   }
 
@@ -201,11 +211,14 @@ class Memory {
   Device& device_;
   Record& record_;
   const AllocatorKind kind_;
+  const Limit limit_;
+  std::uint64_t held_bytes_ = 0;               // of the driver's
   std::map<std::uint64_t, std::size_t> held_;  // memory of the driver's by address: its place in the record
   std::map<std::uint64_t, std::size_t> live_;  // tensors by address
   std::vector<std::string> names_;             // of tensors by id
   std::vector<HistoryEntry> history_;
-  std::string of_, refusal_;  // whose request is served; why the driver gave no segment
+  std::string of_, refusal_;  // whose request is served; why there was no segment
+  bool is_beyond_limit_ = false;  // it was not asked of the driver
   CachingAllocator cache_;
 };
 

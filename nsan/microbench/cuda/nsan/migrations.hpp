@@ -17,7 +17,6 @@
 
 #include <cstdint>
 
-#include "pattern.hpp"
 #include "record.hpp"
 
 namespace nsan {
@@ -25,7 +24,9 @@ namespace nsan {
 class Migrations {
  public:
   Migrations(Record& record, std::size_t allocation, bool is_certain)
-      : record_(&record), allocation_(allocation), is_certain_(is_certain && fills_va_blocks(record, allocation)) {}
+      : record_(&record),
+        allocation_(allocation),
+        is_certain_(is_certain && fills_va_blocks(record.allocations[allocation])) {}
 
   void cpu_writes(std::size_t phase) {
     if (where_ == Where::kGpu) is_certain_ = false;
@@ -54,11 +55,6 @@ class Migrations {
 
  private:
   enum class Where { kNowhere, kCpu, kGpu };
-
-  static bool fills_va_blocks(const Record& record, std::size_t allocation) {
-    const Allocation& at = record.allocations[allocation];
-    return at.va % kVaBlock == 0 && at.n_bytes % kVaBlock == 0;
-  }
 
   void nothing(std::size_t phase) {
     move(phase, "htod", 0, 0);

@@ -12,11 +12,11 @@
 #include "bodies.hpp"
 #include "device.hpp"
 #include "errors.hpp"
+#include "interrupt.hpp"
+#include "tally.hpp"
 #include "values.hpp"
 
 namespace nsan {
-
-constexpr std::uint64_t kVaBlock = 2 * kMiB;
 
 struct Options {
   std::uint64_t bytes = 0;       // of all arrays together, at most
@@ -52,6 +52,8 @@ class Places {
   Item* as(std::size_t i) const {
     return static_cast<Item*>(at_[i]);
   }
+
+  Tally tally{};  // of all kernels that are measured
 
  private:
   std::vector<void*> at_;
@@ -118,7 +120,8 @@ inline Part bytes_of(const ArrayPlan& array, const Part& part) {
 //   void fill_on_cpu(const Places&) const           what the CPU fills in any case
 //   void write(const Places&) const                 the CPU's part of an iteration
 //   void run(const Places&, iteration, Part, launch) const   the GPU's; what it writes tells the iteration
-//   void check(const Places&, n_iterations) const   throws failed(...) if a result is wrong
+//   std::uint64_t check(const Places&, n_iterations) const   throws failed(...) if a result is wrong; what the tally of
+//                                                   the kernels of all iterations must be
 class PatternBase {
  public:
   std::vector<ArrayPlan> arrays;
@@ -170,6 +173,7 @@ class PatternBase {
 
   template <class Number>
   void same(std::uint64_t i, Number got, Number want, double tolerance = 0) const {
+    throw_if_interrupted_at(i);
     const double difference = std::abs(static_cast<double>(got) - static_cast<double>(want));
     if (difference <= tolerance && (tolerance > 0 || got == want)) return;  // also refuses NaN
     wrong(i, std::to_string(got), std::to_string(want));

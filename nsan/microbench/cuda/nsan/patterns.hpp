@@ -1,4 +1,5 @@
-// The access patterns of uvm_bench but the stencils (stencils.hpp), one class each.
+// The access patterns of uvm_bench, one class each, but the stencils (stencils.hpp) and those of one read after the
+// other (chases.hpp).
 #pragma once
 
 #include <algorithm>
@@ -34,13 +35,18 @@ class VectorAddPattern : public PatternBase {
   }
   template <class Launch>
   void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
-    launch(VectorAdd{at.as<float>(0), at.as<float>(1), at.as<float>(2), static_cast<float>(number), part},
+    launch(VectorAdd{at.as<float>(0), at.as<float>(1), at.as<float>(2), static_cast<float>(number), part,
+                     at.tally},
            covering(part.end - part.begin));
   }
-  void check(const Places& at, unsigned n_iterations) const {
-    for (std::uint64_t i = 0; i < n_; ++i)
-      same(i, at.as<float>(2)[i],
-           static_cast<float>(small_value(options_.seed, i) + small_value(options_.seed + 1, i) + n_iterations - 1));
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < n_; ++i) {
+      const Word value = small_value(options_.seed, i) + small_value(options_.seed + 1, i);
+      same(i, at.as<float>(2)[i], static_cast<float>(value + n_iterations - 1));
+      sum += value;
+    }
+    return over_iterations(n_iterations, sum, n_);
   }
 
  private:
@@ -69,17 +75,23 @@ class StreamPattern : public PatternBase {
   }
   template <class Launch>
   void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
-    launch(StreamTriad{at.as<double>(2), at.as<double>(0), at.as<double>(1), scalar(number), part},
+    launch(StreamTriad{at.as<double>(2), at.as<double>(0), at.as<double>(1), scalar(number), part, at.tally},
            busy(part.end - part.begin));
   }
-  void check(const Places& at, unsigned n_iterations) const {
-    for (std::uint64_t i = 0; i < n_; ++i)
-      same(i, at.as<double>(2)[i],
-           small_value(options_.seed, i) + scalar(n_iterations - 1) * small_value(options_.seed + 1, i));
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
+    std::uint64_t sum = 0, scaled = 0;
+    for (std::uint64_t i = 0; i < n_; ++i) {
+      const Word b = small_value(options_.seed, i), c = small_value(options_.seed + 1, i);
+      same(i, at.as<double>(2)[i], b + scalar(n_iterations - 1) * c);
+      sum += b;
+      scaled += c;
+    }
+    return over_iterations(n_iterations, sum + kScalar * scaled, scaled);
   }
 
  private:
-  static double scalar(unsigned number) { return 3.0 + number; }
+  static constexpr std::uint64_t kScalar = 3;
+  static double scalar(unsigned number) { return static_cast<double>(kScalar + number); }
 
   std::uint64_t n_;
 };
@@ -112,13 +124,17 @@ class StridePattern : public PatternBase {
   }
   template <class Launch>
   void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
-    launch(StridedRead{at.as<Word>(0), at.as<Word>(1), options_.stride_bytes / sizeof(Word), number, part},
+    launch(StridedRead{at.as<Word>(0), at.as<Word>(1), options_.stride_bytes / sizeof(Word), number, part, at.tally},
            busy(part.end - part.begin));
   }
-  void check(const Places& at, unsigned n_iterations) const {
-    for (std::uint64_t i = 0; i < n_; ++i)
-      same(i, at.as<Word>(1)[i],
-           word_value(options_.seed, i * (options_.stride_bytes / sizeof(Word))) + n_iterations - 1);
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < n_; ++i) {
+      const Word value = word_value(options_.seed, i * (options_.stride_bytes / sizeof(Word)));
+      same(i, at.as<Word>(1)[i], value + n_iterations - 1);
+      sum += value;
+    }
+    return over_iterations(n_iterations, sum, n_);
   }
 
  private:
@@ -146,11 +162,16 @@ class RandomPattern : public PatternBase {
   }
   template <class Launch>
   void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
-    launch(RandomRead{at.as<Word>(0), at.as<Word>(1), order_, number, part}, busy(n_));
+    launch(RandomRead{at.as<Word>(0), at.as<Word>(1), order_, number, part, at.tally}, busy(n_));
   }
-  void check(const Places& at, unsigned n_iterations) const {
-    for (std::uint64_t i = 0; i < n_; ++i)
-      same(i, at.as<Word>(1)[i], word_value(options_.seed, order_(i)) + n_iterations - 1);
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < n_; ++i) {
+      const Word value = word_value(options_.seed, order_(i));
+      same(i, at.as<Word>(1)[i], value + n_iterations - 1);
+      sum += value;
+    }
+    return over_iterations(n_iterations, sum, n_);
   }
 
  private:
@@ -194,7 +215,10 @@ class GatherPattern : public PatternBase {
   void each_row(Take&& take) const {
     Zipf rank(n_rows_, options_.zipf_exponent, options_.seed);
     const Permutation row_of(n_rows_, options_.seed);
-    for (std::uint64_t i = 0; i < n_lookups_; ++i) take(i, row_of(rank() - 1));
+    for (std::uint64_t i = 0; i < n_lookups_; ++i) {
+      throw_if_interrupted_at(i);
+      take(i, row_of(rank() - 1));
+    }
   }
 
   template <class Launch>
@@ -208,74 +232,23 @@ class GatherPattern : public PatternBase {
   }
   template <class Launch>
   void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
-    launch(EmbeddingGather{at.as<Word>(0), at.as<std::uint64_t>(1), at.as<Word>(2), number, part}, busy(cut.n_items));
+    launch(EmbeddingGather{at.as<Word>(0), at.as<std::uint64_t>(1), at.as<Word>(2), number, part, at.tally},
+           busy(cut.n_items));
   }
-  void check(const Places& at, unsigned n_iterations) const {
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
+    std::uint64_t sum = 0;
     each_row([&](std::uint64_t i, std::uint64_t row) {
-      for (std::uint64_t word = 0; word < kRowWords; ++word)
-        same(i * kRowWords + word, at.as<Word>(2)[i * kRowWords + word],
-             word_value(options_.seed, row * kRowWords + word) + n_iterations - 1);
+      for (std::uint64_t word = 0; word < kRowWords; ++word) {
+        const Word value = word_value(options_.seed, row * kRowWords + word);
+        same(i * kRowWords + word, at.as<Word>(2)[i * kRowWords + word], value + n_iterations - 1);
+        sum += value;
+      }
     });
+    return over_iterations(n_iterations, sum, cut.n_items);
   }
 
  private:
   std::uint64_t n_lookups_, n_rows_;
-};
-
-class PointerChasePattern : public PatternBase {
- public:
-  static constexpr const char* kName = "pointer-chase";
-  static constexpr const char* kHelp =
-      "one cycle through all nodes, each telling where the next one is (--node-bytes, --chasers; nodes, and a page of "
-      "results)";
-
-  explicit PointerChasePattern(const Options& options)
-      : PatternBase(options, kName, 2),
-        n_(array_bytes(options.bytes - options.page_bytes) / checked_node_bytes(options)),
-        order_(std::max<std::uint64_t>(n_, 1), options.seed) {
-    const std::uint64_t page = options.page_bytes, most = page / sizeof(Chased);
-    const std::string node = "--node-bytes " + std::to_string(options.node_bytes);
-    if (n_ == 0) throw usage(node + " is more than --bytes holds: lower it");
-    if (options.n_chasers == 0 || options.n_chasers > std::min(most, n_))
-      throw usage("--chasers " + std::to_string(options.n_chasers) + ": from 1 to " +
-                  std::to_string(std::min(most, n_)));
-    arrays = {input("nodes", array_bytes(options.bytes - page), 0), output("result", page, 0)};
-    arrays[0].least_touched_bytes = touched_by_steps(n_, options.node_bytes);
-    read_bytes = n_ * sizeof(Node);
-    written_bytes = options.n_chasers * sizeof(Chased);
-  }
-
-  template <class Launch>
-  void fill(const Places& at, Launch&& launch) const {
-    launch(FillNodes{at.as<char>(0), n_, options_.node_bytes, options_.seed, order_}, busy(n_));
-  }
-  template <class Launch>
-  void run(const Places& at, unsigned number, const Part&, Launch&& launch) const {
-    launch(PointerChase{at.as<char>(0), at.as<Chased>(1), n_, options_.node_bytes, options_.n_chasers, order_, number},
-           Grid{1, static_cast<unsigned>(options_.n_chasers)});
-  }
-  // Another way round: node after node in memory, not in the order of the cycle.
-  void check(const Places& at, unsigned n_iterations) const {
-    std::uint64_t want = options_.n_chasers * (n_iterations - 1), got = 0;
-    for (std::uint64_t node = 0; node < n_; ++node) want += mixed(options_.seed, node);
-    for (std::uint64_t i = 0; i < options_.n_chasers; ++i) {
-      const Chased& chased = at.as<Chased>(1)[i];
-      got += chased.sum;
-      same(i, chased.node, order_(share_of(n_, i, options_.n_chasers).end % n_));
-    }
-    same(0, got, want);
-  }
-
- private:
-  static std::uint64_t checked_node_bytes(const Options& options) {
-    if (options.node_bytes < sizeof(Node) || options.node_bytes % sizeof(Node) != 0)
-      throw usage("--node-bytes " + std::to_string(options.node_bytes) + ": give it a multiple of " +
-                  std::to_string(sizeof(Node)));
-    return options.node_bytes;
-  }
-
-  std::uint64_t n_;
-  Permutation order_;
 };
 
 // From the second iteration on the driver may take it for thrashing, and throttle or map instead of migrating.
@@ -300,14 +273,17 @@ class PingPongPattern : public PatternBase {
     launch(FillWords{at.as<Word>(0), n_, options_.seed}, busy(n_));
   }
   void write(const Places& at) const {
-    for (std::uint64_t i = 0; i < n_; ++i) at.as<Word>(0)[i] = written_by_cpu(at.as<Word>(0)[i]);
+    for (std::uint64_t i = 0; i < n_; ++i) {
+      throw_if_interrupted_at(i);
+      at.as<Word>(0)[i] = written_by_cpu(at.as<Word>(0)[i]);
+    }
   }
   template <class Launch>
-  void run(const Places& at, unsigned, const Part& part, Launch&& launch) const {
-    launch(PingPong{at.as<Word>(0), part}, busy(part.end - part.begin));
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(PingPong{at.as<Word>(0), part, number, at.tally}, busy(part.end - part.begin));
   }
   // 5 (3 x + 1) + 2 so often, as one factor and one summand.
-  void check(const Places& at, unsigned n_iterations) const {
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
     Word factor = 1, summand = 0;
     for (unsigned i = 0; i < n_iterations; ++i) {
       factor *= 15;
@@ -315,6 +291,7 @@ class PingPongPattern : public PatternBase {
     }
     for (std::uint64_t i = 0; i < n_; ++i)
       same(i, at.as<Word>(0)[i], factor * word_value(options_.seed, i) + summand);
+    return over_iterations(n_iterations, n_, n_);
   }
 
  private:
@@ -345,21 +322,29 @@ class BroadcastReadPattern : public PatternBase {
     launch(FillWords{at.as<Word>(0), n_buffer_, options_.seed}, busy(n_buffer_));
   }
   void write(const Places& at) const {
-    for (std::uint64_t i = 0; i < n_buffer_; ++i) at.as<Word>(0)[i] = written_by_cpu(at.as<Word>(0)[i]);
+    for (std::uint64_t i = 0; i < n_buffer_; ++i) {
+      throw_if_interrupted_at(i);
+      at.as<Word>(0)[i] = written_by_cpu(at.as<Word>(0)[i]);
+    }
   }
   template <class Launch>
   void run(const Places& at, unsigned, const Part&, Launch&& launch) const {
-    launch(BroadcastRead{at.as<Word>(0), at.as<Word>(1), n_buffer_, n_out_}, busy(n_out_));
+    launch(BroadcastRead{at.as<Word>(0), at.as<Word>(1), n_buffer_, n_out_, at.tally}, busy(n_out_));
   }
-  void check(const Places& at, unsigned n_iterations) const {
-    std::vector<Word> sums(kLanes);
-    for (std::uint64_t i = 0; i < n_buffer_; ++i) {
-      Word value = word_value(options_.seed, i);
-      for (unsigned times = 0; times < n_iterations; ++times) value = written_by_cpu(value);
-      sums[i % kLanes] += value;
+  // The threads of a grid are a multiple of the lanes: an item's lane is its own.
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
+    std::vector<Word> values(n_buffer_), sums(kLanes);
+    for (std::uint64_t i = 0; i < n_buffer_; ++i) values[i] = word_value(options_.seed, i);
+    std::uint64_t read = 0;
+    for (unsigned iteration = 0; iteration < n_iterations; ++iteration) {
+      throw_if_interrupted();
+      std::fill(sums.begin(), sums.end(), 0);
+      for (std::uint64_t i = 0; i < n_buffer_; ++i) sums[i % kLanes] += values[i] = written_by_cpu(values[i]);
+      for (std::uint64_t lane = 0; lane < std::min(kLanes, n_out_); ++lane)
+        read += (n_out_ - lane + kLanes - 1) / kLanes * sums[lane];
     }
-    // The threads of a grid are a multiple of the lanes: an item's lane is its own.
     for (std::uint64_t i = 0; i < n_out_; ++i) same(i, at.as<Word>(1)[i], sums[i % kLanes] + static_cast<Word>(i));
+    return read;
   }
 
  private:
@@ -381,50 +366,20 @@ class FirstTouchPattern : public PatternBase {
 
   template <class Launch>
   void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
-    launch(FirstTouch{at.as<Word>(0), options_.seed + number, part}, busy(part.end - part.begin));
+    launch(FirstTouch{at.as<Word>(0), options_.seed, number, part, at.tally}, busy(part.end - part.begin));
   }
-  void check(const Places& at, unsigned n_iterations) const {
-    for (std::uint64_t i = 0; i < n_; ++i) same(i, at.as<Word>(0)[i], word_value(options_.seed + n_iterations - 1, i));
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < n_; ++i) {
+      const Word value = word_value(options_.seed, i);
+      same(i, at.as<Word>(0)[i], value + n_iterations - 1);
+      sum += value;
+    }
+    return over_iterations(n_iterations, sum, n_);
   }
 
  private:
   std::uint64_t n_;
-};
-
-class SignaturePattern : public PatternBase {
- public:
-  static constexpr const char* kName = "signature";
-  static constexpr const char* kHelp =
-      "a single thread reads page after page: what the driver's prefetcher adds to each fault (--grain; an array, and a "
-      "page for the result)";
-
-  explicit SignaturePattern(const Options& options) : PatternBase(options, kName, 2) {
-    const std::uint64_t page = options.page_bytes, all = array_bytes(options.bytes - page);
-    step_ = options.reads_elements ? 1 : page / sizeof(Word);
-    n_ = all / sizeof(Word) / step_;
-    arrays = {input("data", all, step_ * sizeof(Word)), output("result", page, 0)};
-    cut = {n_, all >= kVaBlock ? kVaBlock / sizeof(Word) / step_ : page / sizeof(Word) / step_, true};
-    read_bytes = n_ * sizeof(Word);
-    written_bytes = sizeof(std::uint64_t);
-  }
-
-  template <class Launch>
-  void fill(const Places& at, Launch&& launch) const {
-    const std::uint64_t n = arrays[0].n_bytes / sizeof(Word);
-    launch(FillWords{at.as<Word>(0), n, options_.seed}, busy(n));
-  }
-  template <class Launch>
-  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
-    launch(SignatureRead{at.as<Word>(0), at.as<std::uint64_t>(1), step_, number, part}, Grid{1, 1});
-  }
-  void check(const Places& at, unsigned n_iterations) const {
-    std::uint64_t want = n_iterations - 1;
-    for (std::uint64_t i = 0; i < n_; ++i) want += word_value(options_.seed, i * step_);
-    same(0, *at.as<std::uint64_t>(1), want);
-  }
-
- private:
-  std::uint64_t n_, step_;
 };
 
 }  // namespace nsan

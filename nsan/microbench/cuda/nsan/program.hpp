@@ -35,6 +35,13 @@ struct About {
   std::function<bool(const Axes&, Json&)> without_gpu = {};
 };
 
+// A part of the ballast.
+struct Piece {
+  void* at;
+  std::uint64_t n_bytes;
+  std::size_t allocation;
+};
+
 // A run while it runs.
 template <class Device>
 struct Run {
@@ -46,8 +53,7 @@ struct Run {
   Footprint footprint;
   Json about;             // what the program adds to its JSON
   bool verified = false;  // the results were checked, and are right
-  void* ballast = nullptr;
-  std::size_t ballast_id = 0;
+  std::vector<Piece> ballast = {};
 };
 
 // A phase: NVTX range and record. At its end it waits for the device, so that its time is that of its work.
@@ -103,23 +109,52 @@ class InStep {
   int iteration_;
 };
 
-// Takes the ballast. cudaMalloc may take more than it was asked for: then a smaller one leaves what was wanted.
+// A piece of the ballast that leaves what is wanted; or nothing, and how much smaller the next one to try is.
 template <class Device>
-void take_ballast(Run<Device>& run) {
-  Footprint& footprint = run.footprint;
-  const std::uint64_t wanted = wanted_bytes(footprint.tensor_bytes, run.axes.factor);
-  constexpr int kTries = 3;
-  for (int i = 0; i < kTries && footprint.ballast_bytes > 0; ++i) {
-    run.ballast = run.device.allocate_device(footprint.ballast_bytes);
-    const std::uint64_t available = run.device.free_bytes();
-    if (available >= wanted) return;
-    run.device.free(run.ballast);
-    run.ballast = nullptr;
-    const std::uint64_t less = (wanted - available + kGranule - 1) / kGranule * kGranule;
-    footprint.ballast_bytes -= std::min(less, footprint.ballast_bytes);
+std::uint64_t too_large_by(Run<Device>& run, std::uint64_t n_bytes, std::uint64_t wanted) {
+  void* at = nullptr;
+  try {
+    at = run.device.allocate_device(n_bytes);
+  } catch (const Ended& end) {
+    if (end.way_out() != WayOut::kLessMemory) throw;
+    return (n_bytes / 2 + kGranule - 1) / kGranule * kGranule;  // fragmented: pieces of half the size
   }
-  if (footprint.ballast_bytes == 0) return;
-  throw failed("the free memory of the GPU changes while the ballast is taken: end what else runs there");
+  const std::uint64_t available = run.device.free_bytes();
+  if (available >= wanted) {
+    run.ballast.push_back({at, n_bytes, run.record.allocated("ballast", "ballast", false, at, n_bytes)});
+    run.footprint.ballast_bytes += n_bytes;
+    return 0;
+  }
+  run.device.free(at);  // cudaMalloc took more than it was asked for
+  return (wanted - available + kGranule - 1) / kGranule * kGranule;
+}
+
+// What may be missing of a ballast: the factor is that much lower.
+inline std::uint64_t tolerance_of(std::uint64_t wanted) { return std::max(4 * kGranule, wanted / kHeadroomShare); }
+
+template <class Device>
+Ended no_ballast(const Run<Device>& run, std::uint64_t planned, std::uint64_t available) {
+  return refused("of a ballast of " + size_text(planned) + " the GPU gives " + size_text(run.footprint.ballast_bytes) +
+                 ", in pieces: its memory is fragmented, or it is a part of a card, as MIG makes them. End what else "
+                 "runs there, or take --oversubscription-factor " +
+                 factor_text(factor_of(run.footprint.tensor_bytes, available), Rounding::kDown));
+}
+
+// Takes the ballast, in pieces if need be, and never so much that less than is wanted would be left.
+template <class Device>
+void take_ballast(Run<Device>& run, std::uint64_t planned, std::uint64_t wanted) {
+  constexpr int kMostTries = 1024;
+  std::uint64_t size = planned, available = run.device.free_bytes();
+  run.footprint.ballast_bytes = 0;
+  for (int i = 0; i < kMostTries && size > 0 && available >= wanted + kGranule; ++i) {
+    throw_if_interrupted();
+    size = std::min(size, (available - wanted) / kGranule * kGranule);
+    size -= std::min(size, too_large_by(run, size, wanted));
+    available = run.device.free_bytes();
+  }
+  if (available < wanted)
+    throw failed("the free memory of the GPU changes while the ballast is taken: end what else runs there");
+  if (available > wanted + tolerance_of(wanted)) throw no_ballast(run, planned, available);
 }
 
 // Plans the footprint and makes it so. To be called before the first managed allocation.
@@ -131,21 +166,19 @@ void hold(Run<Device>& run, const Demand& demand) {
   Footprint& footprint = run.footprint;
   footprint = plan_footprint(run.axes, demand, run.device.free_bytes(), run.environment.host_available_bytes);
   if (footprint.ballast_bytes == 0) return;
-  take_ballast(run);
-  if (run.ballast) {
-    run.ballast_id = run.record.allocated("ballast", "ballast", false, run.ballast, footprint.ballast_bytes);
-  }
+  take_ballast(run, footprint.ballast_bytes, wanted_bytes(footprint.tensor_bytes, run.axes.factor));
   set_available(footprint, run.device.free_bytes());
   check_gpu(run.axes, footprint);
 }
 
 template <class Device>
 void release_ballast(Run<Device>& run) {
-  if (!run.ballast) return;
-  void* const ballast = run.ballast;
-  run.ballast = nullptr;
-  run.device.free(ballast);
-  run.record.freed(run.ballast_id);
+  while (!run.ballast.empty()) {
+    const Piece piece = run.ballast.back();
+    run.ballast.pop_back();
+    run.device.free(piece.at);
+    run.record.freed(piece.allocation);
+  }
 }
 
 // Throws skipped(...) where a trace of this machine would not show what the programs are for.
@@ -217,10 +250,12 @@ void run_body(const Axes& axes, Told& told, Body& body) {
   Device device(axes.device);
   told.facts = device.facts();
   check_machine(told.facts, told.environment);
+  device.warm_up();
   Run<Device> run{device, axes, told.facts, told.environment, std::move(told.record), {}, {}};
   try {
     body(run);
     device.synchronize();
+    if (run.footprint.managed_bytes > 0) run.footprint.free_bytes_at_end = device.free_bytes();
     release_ballast(run);
   } catch (...) {
     end_of("", [&run] { release_ballast(run); });  // what the first error was is what counts

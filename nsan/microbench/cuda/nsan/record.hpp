@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "device.hpp"
+
 namespace nsan {
 
 struct Allocation {
@@ -21,6 +23,12 @@ struct Phase {
   int iteration;  // from 0; -1: not part of one
   std::int64_t start_ns, end_ns = -1;  // -1: it was not left
 };
+
+// Whether no other allocation can lie in a VA block of this one: only then is certain what migrates of it, since the
+// driver's prefetcher takes pages of neighbours in a block.
+inline bool fills_va_blocks(const Allocation& allocation) {
+  return allocation.va % kVaBlock == 0 && allocation.n_bytes % kVaBlock == 0;
+}
 
 // Bytes that migrate in a phase, of one allocation and in one direction, as far as they are certain.
 struct Expected {

@@ -28,6 +28,7 @@ template <class Rule>
 std::vector<float> square_after(std::vector<float> square, const std::vector<float>& power, unsigned n_iterations) {
   std::vector<float> next(square.size());
   for (unsigned iteration = 0; iteration < n_iterations; ++iteration) {
+    throw_if_interrupted();
     for (std::uint64_t i = 0; i < next.size(); ++i)
       next[i] = Rule{}(cross_at(square.data(), kSquare, kSquare, i / kSquare, i % kSquare), power[i]);
     std::swap(square, next);
@@ -88,13 +89,14 @@ class Stencil2dPattern : public StencilPattern {
     launch(FillSquares{at.as<float>(0), n_cells(), extent_.columns, options_.seed, kBase}, busy(n_cells()));
   }
   template <class Launch>
-  void run(const Places& at, unsigned, const Part& part, Launch&& launch) const {
-    launch(StencilFivePoint{at.as<float>(0), at.as<float>(1), extent_.rows, extent_.columns, part},
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(StencilFivePoint{at.as<float>(0), at.as<float>(1), extent_.rows, extent_.columns, part, number, at.tally},
            busy((part.end - part.begin) * extent_.columns));
   }
-  void check(const Places& at, unsigned n_iterations) const {
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
     const auto square = square_of(options_.seed, kBase);
     check_grid(at.as<float>(1), square_after<Diffusion>(square, square, n_iterations), 0);
+    return over_iterations(n_iterations, n_cells(), n_cells());
   }
 
  private:
@@ -120,16 +122,18 @@ class HotspotPattern : public StencilPattern {
     launch(FillSquares{at.as<float>(1), n, extent_.columns, options_.seed + 1, 0.0f}, busy(n));
   }
   template <class Launch>
-  void run(const Places& at, unsigned, const Part& part, Launch&& launch) const {
-    launch(CalculateTemp{at.as<float>(0), at.as<float>(1), at.as<float>(2), extent_.rows, extent_.columns, part},
+  void run(const Places& at, unsigned number, const Part& part, Launch&& launch) const {
+    launch(CalculateTemp{at.as<float>(0), at.as<float>(1), at.as<float>(2), extent_.rows, extent_.columns, part, number,
+                         at.tally},
            covering((part.end - part.begin) * extent_.columns));
   }
   // The GPU rounds once where the CPU rounds twice (fused multiply-add), and the difference adds up like a random walk.
   // Power heats a cell by up to 1.4 degrees a step.
-  void check(const Places& at, unsigned n_iterations) const {
+  std::uint64_t check(const Places& at, unsigned n_iterations) const {
     const auto temperature = square_of(options_.seed, kTemperature), power = square_of(options_.seed + 1, 0.0f);
     check_grid(at.as<float>(2), square_after<ChipHeat>(temperature, power, n_iterations),
                0.01 * std::sqrt(static_cast<double>(n_iterations)));
+    return over_iterations(n_iterations, n_cells(), n_cells());
   }
 
  private:

@@ -71,10 +71,15 @@ inline std::uint64_t peak_tensor_bytes(const Tape& tape) {
   return peak_bytes(tape, [](std::uint64_t n_bytes) { return n_bytes; });
 }
 
+// Each tensor as the VA blocks that it fills or begins: what tensors of their own take of the GPU where the driver does
+// not pack small managed allocations into one block, which is not known.
+inline std::uint64_t peak_whole_blocks_bytes(const Tape& tape) {
+  return peak_bytes(tape, [](std::uint64_t n_bytes) { return (n_bytes + kVaBlock - 1) / kVaBlock * kVaBlock; });
+}
+
 // An upper bound of the GPU memory that tensors of their own take: each whole VA blocks, and one for its alignment.
 inline std::uint64_t peak_block_bytes(const Tape& tape) {
-  constexpr std::uint64_t kBlock = 2 * kMiB;
-  return peak_bytes(tape, [](std::uint64_t n_bytes) { return (n_bytes / kBlock + 2) * kBlock; });
+  return peak_bytes(tape, [](std::uint64_t n_bytes) { return (n_bytes / kVaBlock + 2) * kVaBlock; });
 }
 
 // What a caching allocator reserves at most where it gets segments from `take`.

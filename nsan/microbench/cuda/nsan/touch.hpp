@@ -2,14 +2,17 @@
 // that they did.
 //
 // Each version of a tensor's contents has a value, of 32 bit: its word i holds `value + i * kWordStep`. A kernel knows
-// the values that it must find in what it reads. What differs goes into what it writes, and into a flag in memory that
-// is touched then only. So nothing can be optimised away, and a wrong word shows in all that is computed from it.
+// the values that it must find in what it reads. What differs goes into what it writes, and into a flag. So nothing can
+// be optimised away, and a wrong word shows in all that is computed from it. That each kernel ran, also one whose output
+// nobody reads, shows in a tally (tally.hpp).
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "device.hpp"
+#include "interrupt.hpp"
+#include "tally.hpp"
 
 namespace nsan {
 
@@ -102,9 +105,14 @@ struct Touch {
   std::uint64_t n_quads;         // of the tensor that is used most
   std::uint64_t fmas_per_quad;   // per thread, for each quad number that it handles
   std::uint32_t* wrong;          // gets the number of the first kernel that finds what it must not
+  Tally tally;
+
+  // What it adds to the tally: its number, for each quad number and once more.
+  std::uint64_t tallied() const { return (n_quads + 1) * number; }
 
   NSAN_HD void operator()(std::uint64_t thread, std::uint64_t n_threads) const {
     std::uint32_t bits = 0;
+    std::uint64_t n_done = thread == 0 ? 1 : 0;
     for (std::uint64_t quad = thread; quad < n_quads; quad += n_threads) {
       for (unsigned i = 0; i < n_tensors; ++i) {
         const Touched& tensor = tensors[i];
@@ -115,7 +123,9 @@ struct Touch {
         const Touched& tensor = tensors[i];
         if (tensor.writes && quad < quads_of(tensor.n_bytes)) fill(tensor, quad, bits);
       }
+      ++n_done;
     }
+    tally.add(thread, n_done * number);
     if (bits != 0 && *wrong == 0) *wrong = number;
   }
 };
@@ -128,7 +138,10 @@ struct UpdateOp : Touch {};
 // The CPU's side of it: fills a tensor whole, or looks at one byte of it.
 inline void fill_whole(void* at, std::uint64_t n_bytes, std::uint32_t value) {
   const Touched tensor{at, n_bytes, 0, 0, 0, value, false, true};
-  for (std::uint64_t quad = 0; quad < quads_of(n_bytes); ++quad) fill(tensor, quad, 0);
+  for (std::uint64_t quad = 0; quad < quads_of(n_bytes); ++quad) {
+    throw_if_interrupted_at(4 * quad);
+    fill(tensor, quad, 0);
+  }
 }
 
 inline bool holds(const void* at, std::uint64_t byte, std::uint32_t value) {

@@ -14,6 +14,7 @@
 
 #include "axes.hpp"
 #include "caching_allocator.hpp"
+#include "chases.hpp"
 #include "footprint.hpp"
 #include "memory.hpp"
 #include "migrations.hpp"
@@ -21,6 +22,7 @@
 #include "patterns.hpp"
 #include "program.hpp"
 #include "stencils.hpp"
+#include "tally_memory.hpp"
 
 namespace nsan {
 
@@ -99,7 +101,7 @@ inline Demand demand_of(const PatternBase& pattern, AllocatorKind kind) {
     for (std::size_t i = 0; i < at.size(); ++i)
       if (pattern.arrays[i].is_temporary) cache.free(at[i]);
   }
-  return {live, cache.peak_reserved_bytes()};
+  return {live, cache.peak_reserved_bytes(), kCacheReserves};
 }
 
 // A pattern on a device, behind one interface: what follows is compiled once, not for each pattern.
@@ -112,7 +114,7 @@ class OnDevice {
   virtual void fill(const Places& at, bool on_cpu) = 0;
   virtual void write(const Places& at) = 0;
   virtual void run(const Places& at, unsigned iteration, const Part& part) = 0;
-  virtual void check(const Places& at, unsigned n_iterations) = 0;
+  virtual std::uint64_t check(const Places& at, unsigned n_iterations) = 0;
 };
 
 template <class Device, class Pattern>
@@ -134,7 +136,7 @@ class PatternOnDevice final : public OnDevice<Device> {
   void run(const Places& at, unsigned iteration, const Part& part) override {
     pattern_.run(at, iteration, part, on_gpu());
   }
-  void check(const Places& at, unsigned n_iterations) override { pattern_.check(at, n_iterations); }
+  std::uint64_t check(const Places& at, unsigned n_iterations) override { return pattern_.check(at, n_iterations); }
 
  private:
   auto on_gpu() {
@@ -152,12 +154,14 @@ class UvmBench {
       : run_(run),
         work_(work),
         pattern_(work.pattern()),
-        memory_(run.device, run.record, run.axes.allocator),
+        tally_(run),
+        memory_(run.device, run.record, run.axes.allocator, held_limit(run, pattern_)),
         at_(pattern_.arrays.size()),
-        held_(pattern_.arrays.size()) {}
+        held_(pattern_.arrays.size()) {
+    at_.tally = tally_.tally();
+  }
 
   void measure() {
-    hold(run_, demand_of(pattern_, run_.axes.allocator));
     work_.prepare();
     tell();
     fill();
@@ -172,6 +176,11 @@ class UvmBench {
     Tensor tensor;
     std::optional<Migrations> moves;
   };
+
+  static Limit held_limit(Run<Device>& run, const PatternBase& pattern) {
+    hold(run, demand_of(pattern, run.axes.allocator));
+    return limit_of(run.axes, run.footprint, run.environment.host_available_bytes);
+  }
 
   void tell() {
     Json arrays = Json::list();
@@ -267,6 +276,7 @@ class UvmBench {
     if (run_.axes.prefetch == Prefetch::kWhole) prefetch(parts[0], true, Stream::kMain);
     if (run_.axes.prefetch == Prefetch::kAhead) prefetch(parts[0], true, Stream::kPrefetch);
     for (std::size_t i = 0; i < parts.size(); ++i) {
+      throw_if_interrupted();
       if (run_.axes.prefetch == Prefetch::kAhead) run_.device.follow(Stream::kMain, Stream::kPrefetch);
       if (i + 1 < parts.size()) {
         run_.device.follow(Stream::kPrefetch, Stream::kMain);
@@ -297,7 +307,12 @@ class UvmBench {
 
   void check() {
     Phase phase(run_, "check", -1);
-    work_.check(at_, run_.axes.iterations);
+    const std::uint64_t wanted = work_.check(at_, run_.axes.iterations);
+    if (const std::uint64_t total = tally_.read().total; total != wanted)
+      throw failed("--pattern " + run_.axes.own.at("pattern") + ": what the kernels of all iterations added up is " +
+                   std::to_string(total) + " and must be " + std::to_string(wanted) +
+                   ": one did not run, or found other data; run it again, and if that repeats, something is wrong "
+                   "with this GPU");
     for (std::size_t i = 0; i < held_.size(); ++i)
       if (pattern_.arrays[i].is_checked) held_[i].moves->cpu_reads(phase.phase());
     run_.verified = true;
@@ -306,6 +321,7 @@ class UvmBench {
   Run<Device>& run_;
   OnDevice<Device>& work_;
   const PatternBase& pattern_;
+  TallyMemory<Device> tally_;
   Memory<Device> memory_;
   Places at_;
   std::vector<Held> held_;
