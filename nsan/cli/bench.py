@@ -1,8 +1,8 @@
 """Build and run the CUDA microbenchmark: programs that make traces on a real GPU.
 
-uvm_bench runs one access pattern over managed memory, dl_bench plays the training steps of a network.
-Both have the same axes as flags, and write what they know of their run: allocations with names,
-phases, bytes that are certain. nsan gives the allocations of the trace these names.
+uvm_bench runs one access pattern over managed memory, dl_bench plays the training steps of a network,
+torch_uvm trains a PyTorch model. All have the same axes as flags, and write what they know of their run:
+allocations with names, phases, bytes that are certain. nsan gives the allocations of the trace these names.
 
 Building needs CUDA's nvcc (11.8 or later) and no GPU, running a Linux machine with an NVIDIA GPU.
 
@@ -11,7 +11,7 @@ Examples
   nsan bench list
   nsan bench run uvm_bench -o stream -- --pattern stream --bytes 1GiB
   nsan bench run dl_bench --network resnet-50 -o resnet -- --allocator caching
-  nsan bench sweep uvm_bench -o sweep --patterns stream,random --factors 0.5,0.9 --prefetches none,whole
+  nsan bench sweep uvm_bench -o sweep --patterns stream,random --factors 0.5,0.8 -- --bytes 1GiB
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _about(action: Callable[..., object]) -> str:
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "programs", nargs="*", metavar="PROGRAM", help="default: all that `nsan bench list` shows"
+        "programs", nargs="*", metavar="PROGRAM", help="default: all that can be compiled"
     )
     add_compiler(parser)
     parser.add_argument(
@@ -151,6 +151,7 @@ def _document(args: argparse.Namespace) -> dict[str, Any]:
         EXIT_STATUSES,
         PATTERNS,
         PREFETCHES,
+        SCRIPTS,
     )
     from nsan.model.workloads import NETWORKS
 
@@ -163,7 +164,7 @@ def _document(args: argparse.Namespace) -> dict[str, Any]:
     tools = _tools(plan, missing)
     return {
         "schema": 1,
-        "programs": dict(building.PROGRAMS),
+        "programs": {**building.PROGRAMS, **SCRIPTS},
         "patterns": dict(PATTERNS),
         "networks": {name: each.description for name, each in NETWORKS.items()},
         "allocators": dict(ALLOCATORS),
@@ -208,7 +209,18 @@ def _tools(plan: Build | None, missing: list[str]) -> dict[str, str | None]:
         "arch": None if plan is None else plan.arch,
         "driver": driver,
         "nsys": nsys,
+        "torch": _version_of("torch"),
     }
+
+
+def _version_of(package: str) -> str | None:
+    """Look which version of a package this Python has; another one may be named with --python."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -230,7 +242,7 @@ def _text(document: dict[str, Any]) -> str:
     tools = document["tools"]
     here = [
         f"  {name:<{width}}  {safe(tools[name] or 'not found')}"
-        for name in ("nvcc", "driver", "nsys")
+        for name in ("nvcc", "driver", "nsys", "torch")
     ]
     here.append(f"  {'built':<{width}}  {', '.join(document['built']) or 'nothing yet'}")
     blocks.append("\n".join(["here:", *here]))

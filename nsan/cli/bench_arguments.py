@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsan.cli.model_arguments import add_training, count
@@ -14,7 +13,8 @@ from nsan.errors import UsageError
 if TYPE_CHECKING:
     from nsan.microbench.work import Work
 
-RUNNABLE = ("uvm_bench", "dl_bench")
+RUNNABLE = ("uvm_bench", "dl_bench", "torch_uvm")
+_TORCH_OWN = ("network", "batch", "sequence", "image")
 
 
 class ActionParser(argparse.ArgumentParser):
@@ -49,13 +49,16 @@ def add_compiler(parser: argparse.ArgumentParser) -> None:
 
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Add the program, where it comes from, and what it plays."""
-    parser.add_argument("program", choices=RUNNABLE, metavar="PROGRAM", help=" or ".join(RUNNABLE))
+    shown = f"{', '.join(RUNNABLE[:-1])} or {RUNNABLE[-1]}"
+    parser.add_argument("program", choices=RUNNABLE, metavar="PROGRAM", help=shown)
     parser.add_argument(
         "--program",
         dest="path",
-        type=Path,
         metavar="PATH",
         help="a program that is built already, in place of building it here",
+    )
+    parser.add_argument(
+        "--python", metavar="PYTHON", help="for torch_uvm: one that has PyTorch; default: this one"
     )
     add_compiler(parser)
     group = add_training(parser)
@@ -86,8 +89,19 @@ def work_of(args: argparse.Namespace) -> Work:
     NsanError
         If something is missing or does not fit.
     """
-    from nsan.microbench.work import PLAYS_TAPES, Work, check_flags, is_question, located
+    from nsan.microbench.work import (
+        PLAYS_TAPES,
+        USES_TORCH,
+        Work,
+        check_flags,
+        is_question,
+        located,
+    )
 
+    if args.program == USES_TORCH:
+        return _torch_work(args)
+    if args.python is not None:
+        raise UsageError(f"--python means nothing to {args.program}: leave it out.")
     check_flags(args.flags)
     tape = ""
     if args.program == PLAYS_TAPES:
@@ -100,6 +114,21 @@ def work_of(args: argparse.Namespace) -> Work:
         args.program, path=args.path, arch=args.arch, nvcc=args.nvcc, tell=teller(args)
     )
     return Work(args.program, path, tuple(args.flags), tape, version)
+
+
+def _torch_work(args: argparse.Namespace) -> Work:
+    from nsan.microbench.harness import torch_work
+
+    for name in _TORCH_OWN:
+        if getattr(args, name):
+            raise UsageError(f"--{name} is a flag of torch_uvm itself: write it behind --.")
+    _refuse_training(args)
+    if args.path is not None:
+        msg = "--program means nothing to torch_uvm: name its --python, and a --library behind --."
+        raise UsageError(msg)
+    return torch_work(
+        args.flags, python=args.python, arch=args.arch, nvcc=args.nvcc, tell=teller(args)
+    )
 
 
 def _tape(args: argparse.Namespace) -> str:

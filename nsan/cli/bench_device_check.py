@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nsan.microbench.sampling import Sample
 
 _SOME_FAILED: Final = 1
+_NOTHING: Final = "Nothing was migrated."
 
 
 def _figure(write: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -49,6 +50,7 @@ _FIELDS: Final = (
     Field("n_fault_rows", "Fault rows", _figure(format_count)),
     Field("one_row_per_batch", "One row per batch", safe, right=False),
     Field("named", "Named", dash),
+    Field("bytes", "Bytes", dash),
 )
 
 
@@ -56,7 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this action."""
     modes = parser.add_mutually_exclusive_group(required=True)
     modes.add_argument(
-        "--pack", type=Path, metavar="FILE", help="make the archive: FILE.tar.xz, .tar.gz or .tar"
+        "--pack",
+        type=Path,
+        metavar="FILE",
+        help="make the archive: FILE.tar.xz; FILE.tar.gz, half as large again, for a machine without xz; or FILE.tar",
     )
     modes.add_argument(
         "--import",
@@ -128,6 +133,7 @@ def _pack(args: argparse.Namespace) -> int:
             "nsys_version": packed.nsys_version,
             "programs": list(packed.programs),
             "cases": list(packed.cases),
+            "brings_xz": packed.brings_xz,
         }
         emit(json_text(document))
     else:
@@ -138,16 +144,23 @@ def _pack(args: argparse.Namespace) -> int:
 def _packed_text(packed: Packed) -> str:
     programs = ", ".join(packed.programs) or "sources only, to be built there"
     name = safe(packed.path.name)
+    xz = "its own" if packed.brings_xz else "none: without one there, results are larger"
     return (
-        f"{name}: {format_bytes(packed.n_bytes)}\n"
+        f"{name}: {format_bytes(packed.n_bytes)}; to unpack it, a machine needs {_unpacked_by(name)}\n"
         f"  recorder  nsys {packed.nsys_version}, NVIDIA's: do not pass it on\n"
         f"  programs  {programs}\n"
-        f"  cases     {', '.join(packed.cases)}\n\n"
+        f"  cases     {', '.join(packed.cases)}\n"
+        f"  xz        {xz}\n\n"
         "On the GPU machine:\n"
         f"  tar xf {name} && nsan-device-check/run.sh\n"
         "Then here, with what it named at its end:\n"
         "  nsan bench device-check --import results.tar.xz -o FOLDER\n"
     )
+
+
+def _unpacked_by(name: str) -> str:
+    more = {"xz": " and xz", "gz": " and gzip"}.get(name.rpartition(".")[2], "")
+    return f"tar{more}"
 
 
 def _import(args: argparse.Namespace) -> int:
@@ -169,6 +182,7 @@ def _check_text(check: Check, *, verbose: bool) -> str:
     rows = [_row(each) for each in check.cases]
     parts = [safe(head), table(rows, _FIELDS)]
     parts += [_told(each, verbose=verbose) for each in check.cases]
+    parts += _notes(check)
     well = sum(each.is_well for each in check.cases)
     parts.append(
         f"{well} of {counted(len(check.cases), 'case')} ended well. Each lies in a folder of its own below "
@@ -194,6 +208,9 @@ def _row(each: Checked) -> dict[str, Any]:
         "n_fault_rows": faults.get("n_rows"),
         "one_row_per_batch": each.one_row_per_batch,
         "named": each.named,
+        "bytes": f"{moved_right.n_right} of {moved_right.n_checked}"
+        if (moved_right := each.bytes) and moved_right.n_checked
+        else None,
     }
 
 
@@ -202,20 +219,38 @@ def _told(each: Checked, *, verbose: bool) -> str:
     from nsan.cli.summary import summary_text
     from nsan.reading import reading
 
-    lines = [f"{each.case.name}: {each.case.command}"]
-    lines += [each.case.reason] * bool(each.case.reason)
-    lines += [each.problem] * bool(each.problem and each.problem != each.case.reason)
-    if each.summary is not None:
-        if verbose:
-            return safe(lines[0]) + "\n" + indented(summary_text(each.summary, verbose=True))
-        said = reading(each.summary)
-        lines += said or [_nothing(each.summary)]
-    return "\n".join([safe(lines[0]), *(f"  {safe(line)}" for line in lines[1:])])
+    head = safe(f"{each.case.name}: {each.case.command}")
+    if each.summary is None:
+        return head
+    if verbose:
+        return head + "\n" + indented(summary_text(each.summary, verbose=True))
+    lines = reading(each.summary) or [_NOTHING] * (not each.warnings)
+    return "\n".join([head, *(f"  {safe(line)}" for line in lines)])
 
 
-def _nothing(summary: Mapping[str, Any]) -> str:
-    found = next((check for check in summary["health"] if check["id"] == "gpu_activity"), None)
-    return str(found["text"]) if found else "Nothing was migrated."
+def _notes(check: Check) -> list[str]:
+    """List what went wrong and what nsan warns of, each once with all cases that it is about."""
+    found: dict[str, list[str]] = {}
+    for each in check.cases:
+        texts = [each.case.reason, each.problem, *_of_bytes(each)]
+        told = " ".join(texts)
+        texts += [text for text in each.warnings if text not in told]
+        for text in dict.fromkeys(filter(None, texts)):
+            found.setdefault(text, []).append(each.case.name)
+    lines = [f"  {_whose(names, check)}: {text}" for text, names in found.items()]
+    return ["\n".join(["To know:", *map(safe, lines)])] if lines else []
+
+
+def _of_bytes(each: Checked) -> tuple[str, ...]:
+    if each.bytes is None or not each.is_well:
+        return ()
+    unchecked = each.bytes.reason
+    return (*each.bytes.wrong, *([f"bytes were not checked: {unchecked}"] * bool(unchecked)))
+
+
+def _whose(names: list[str], check: Check) -> str:
+    everyone = len(names) == len(check.cases) > 1
+    return "every case" if everyone else ", ".join(names)
 
 
 def _samples(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ Examples
 --------
   nsan bench run uvm_bench -o stream -- --pattern stream --bytes 1GiB --prefetch ahead
   nsan bench run dl_bench --network gpt2-small --batch 4 -o gpt2 -- --allocator caching
+  nsan bench run torch_uvm --python ~/torch/bin/python -o cnn -- --network cnn --allocator caching
   nsan bench run uvm_bench --no-nsys -o times -- --pattern random --iterations 20
 """
 
@@ -21,8 +22,9 @@ from __future__ import annotations
 import argparse
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.arguments import add_verbosity
 from nsan.cli.bench_arguments import add_program, teller, work_of
@@ -31,11 +33,14 @@ from nsan.cli.terminal import coloured, complain, emit
 from nsan.errors import ProgramNotFoundError, UsageError
 from nsan.tabular.text import json_text
 from nsan.text import safe
-from nsan.units import NS_PER_S, format_time
+from nsan.units import format_count
 
 if TYPE_CHECKING:
     from nsan.microbench.running import Outcome
     from nsan.microbench.work import Work
+
+
+_MOST_WRONG: Final = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the action."""
-    from nsan.microbench.running import check_place, exit_status
+    from nsan.microbench.places import check_place
+    from nsan.microbench.running import exit_status
     from nsan.microbench.running import run as run_work
     from nsan.microbench.work import is_question
 
@@ -81,14 +87,14 @@ def run(args: argparse.Namespace) -> int:
 def _asked(work: Work) -> int:
     """Pass a question on to the program, and its answer to the user."""
     with tempfile.TemporaryDirectory(prefix="nsan-bench-") as scratch:
-        tape = []
+        tape = None
         if work.tape:
             place = Path(scratch) / "network.tape"
             place.write_text(work.tape, encoding="utf-8")
-            tape = ["--tape", str(place)]
+            tape = place
         try:
             done = subprocess.run(  # noqa: S603 - the user's own program, without a shell
-                [str(work.path), *work.arguments, *tape], stdout=subprocess.PIPE, check=False
+                work.question(tape), stdout=subprocess.PIPE, check=False
             )
         except OSError as error:
             raise ProgramNotFoundError(str(work.path), error.strerror) from error
@@ -108,16 +114,54 @@ def _tell(outcome: Outcome, args: argparse.Namespace) -> None:
         emit(summary_text(summary, verbose=args.verbose, paint=coloured))
     if not args.quiet or outcome.status != "ok":
         complain(_account(outcome, args.output))
+    for line in _certain(outcome.document.get("expected"), verbose=args.verbose):
+        if not args.quiet:
+            complain(line)
+
+
+def _certain(expected: Mapping[str, Any] | None, *, verbose: bool) -> list[str]:
+    """Say whether the trace shows the bytes that the program is certain of."""
+    if expected is None:
+        return []
+    if not expected["n_checked"]:
+        return [f"Certain bytes were not compared: {safe(expected['reason'])}"]
+    wrong = expected["wrong"]
+    of = f"{format_count(expected['n_right'])} of {format_count(expected['n_checked'])}"
+    lines = [f"Certain bytes: {of} as expected", *(f"  {safe(line)}" for line in wrong)]
+    most = len(wrong) if verbose else _MOST_WRONG
+    rest = [f"  and {format_count(len(wrong) - most)} more: see -v"] if len(wrong) > most else []
+    return lines[: 1 + most] + rest
+
+
+def wall_time(seconds: float) -> str:
+    """Write a wall time with the digits that mean something: starting a program alone takes milliseconds.
+
+    Parameters
+    ----------
+    seconds : float
+        The time.
+
+    Returns
+    -------
+    str
+        Three digits, or all of whole seconds.
+
+    Examples
+    --------
+    >>> wall_time(0.027), wall_time(0.0273456), wall_time(1.23456), wall_time(4321.5)
+    ('27 ms', '27.3 ms', '1.23 s', '4322 s')
+    """
+    if seconds < 1:
+        return f"{float(f'{1000 * seconds:.3g}'):g} ms"
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
 
 
 def _account(outcome: Outcome, place: Path) -> str:
     """Say how the run ended, how long the program takes alone, and where all of it is."""
     found = outcome.document
-    parts = [
-        f"{found['program']} takes {format_time(found['seconds_alone'] * NS_PER_S)} without nsys"
-    ]
+    parts = [f"{found['program']} takes {wall_time(found['seconds_alone'])} without nsys"]
     if found["seconds_nsys"] is not None:
-        parts.append(f"nsys took {format_time(found['seconds_nsys'] * NS_PER_S)} in all")
+        parts.append(f"nsys took {wall_time(found['seconds_nsys'])} in all")
     if outcome.status != "ok":
         parts = [f"{found['program']}: {outcome.status.replace('_', ' ')}: {safe(found['reason'])}"]
     return "; ".join([*parts, f"the run is in {place}"])

@@ -2,17 +2,18 @@
 
 Each run leaves a folder of its own, as `nsan bench run` makes it; sweep.json says what became of each,
 sweep.csv what it cost. Runs that are there already are kept, so that an interrupted sweep goes on where
-it was. A run that fails is marked, and the sweep goes on; a missing driver ends it at once. Exit status 0
-says that every run ended well.
+it was. A run that fails, or whose flags do not fit, is marked, and the sweep goes on; a missing driver or
+a flag that the program does not have ends it at once. Exit status 0 says that every run ended well.
 
 A factor is managed memory over GPU memory; of a network it is the peak of its live tensors, so that both
-allocators get the same memory. Above 1 the programs want --allow-oversubscription behind --, and say why.
+allocators get the same memory. Near 1 and above the programs want --allow-oversubscription behind --, and say why.
 
 Examples
 --------
-  nsan bench sweep uvm_bench -o sweep --patterns stream,random --factors 0.5,0.9 --prefetches none,ahead
-  nsan bench sweep dl_bench --network resnet-50 -o resnet --allocators raw,caching --factors 0.8
+  nsan bench sweep uvm_bench -o sweep --patterns stream,random --factors 0.5,0.8 -- --bytes 1GiB
+  nsan bench sweep dl_bench --network resnet-50 --batch 64 -o resnet --allocators raw,caching --factors 0.75
   nsan pca resnet
+  nsan bench sweep torch_uvm -o torch --allocators raw,caching --prefetches none,ahead
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.arguments import add_verbosity, show_progress
 from nsan.cli.bench_arguments import add_program, work_of
+from nsan.cli.bench_run import wall_time
 from nsan.cli.model_arguments import count
 from nsan.cli.terminal import complain, emit
 from nsan.errors import UnknownNameError, UsageError
+from nsan.tabular.notes import few
 from nsan.tabular.text import Field, dash, json_text, table
 from nsan.text import safe
-from nsan.units import NS_PER_S, format_bytes, format_count, format_time
+from nsan.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from nsan.microbench.sweeping import Case, Tell
@@ -51,12 +54,13 @@ _FIELDS: Final = (
     Field("hint", "Hint", dash, right=False),
     Field("repeat", "Run", dash),
     Field("status", "Status", safe, right=False),
-    Field("alone_ns", "Alone", _figure(format_time)),
+    Field("seconds_alone", "Alone", _figure(wall_time)),
     Field("n_batches", "Batches", _figure(format_count)),
     Field("in_coherence_bytes", "In by faults", _figure(format_bytes)),
     Field("in_prefetch_bytes", "Prefetched", _figure(format_bytes)),
     Field("in_user_bytes", "By user", _figure(format_bytes)),
     Field("evicted_bytes", "Evicted", _figure(format_bytes)),
+    Field("certain", "Certain", dash),
     Field("managed_bytes", "Managed", _figure(format_bytes)),
     Field("available_bytes", "GPU memory", _figure(format_bytes)),
 )
@@ -137,9 +141,13 @@ def run(args: argparse.Namespace) -> int:
 def _cases(args: argparse.Namespace) -> list[Case]:
     from nsan.microbench.catalog import ADVICES, ALLOCATORS, PATTERNS, PREFETCHES
     from nsan.microbench.sweeping import cases
+    from nsan.microbench.work import USES_TORCH
 
     if args.patterns and args.program != "uvm_bench":
         raise UsageError(f"--patterns means nothing to {args.program}: leave it out.")
+    if args.program == USES_TORCH and "whole" in args.prefetches:
+        msg = "torch_uvm has no --prefetch whole: --prefetches none,ahead."
+        raise UsageError(msg)
     for what, known, asked in (
         ("pattern", PATTERNS, args.patterns),
         ("allocator", ALLOCATORS, args.allocators),
@@ -159,14 +167,15 @@ def _cases(args: argparse.Namespace) -> list[Case]:
 
 
 def _text(rows: list[dict[str, Any]]) -> str:
-    shown = [{**row, "alone_ns": _alone(row)} for row in rows]
+    shown = [{**row, "certain": _certain(row)} for row in rows]
     fields = [field for field in _FIELDS if _is_told(field.key, shown)]
     parts = [table(shown, fields)]
-    wrong = [row for row in rows if row["status"] != "ok"]
+    wrong: dict[str, list[str]] = {}
+    for row in rows:
+        if row["status"] != "ok":
+            wrong.setdefault(safe(row["reason"] or row["status"]), []).append(row["folder"])
     if wrong:
-        parts.append(
-            "\n".join(f"{row['folder']}: {safe(row['reason'] or row['status'])}" for row in wrong)
-        )
+        parts.append("\n".join(f"{few(names)}: {reason}" for reason, names in wrong.items()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -175,9 +184,11 @@ def _is_told(key: str, rows: list[dict[str, Any]]) -> bool:
     return key in _ALWAYS or any(row.get(key) is not None for row in rows)
 
 
-def _alone(row: Mapping[str, Any]) -> float | None:
-    seconds = row.get("seconds_alone")
-    return None if seconds is None else seconds * NS_PER_S
+def _certain(row: Mapping[str, Any]) -> str | None:
+    """Say of how many certain bytes the trace shows what the program says."""
+    if not row.get("n_expected"):
+        return None
+    return f"{row['n_expected_right']} of {row['n_expected']}"
 
 
 @contextmanager

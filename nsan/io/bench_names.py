@@ -2,7 +2,7 @@
 
 nsys records where and how much a program allocates, and no name. The program knows the name, the
 address and the size, and both know the order: the k-th allocation at an address is the same one, if
-there are as many in both and all sizes agree. Where they do not, nothing is named.
+there are as many in both, all sizes agree, and so do the times. Where they do not, nothing is named.
 """
 
 from __future__ import annotations
@@ -24,6 +24,17 @@ from nsan.uvm.constants import MANAGED_KINDS
 
 MOST_APART_NS: Final = 10 * NS_PER_S
 """By how much the clocks of a capture and of its program may differ: both are of one machine."""
+
+_SOONER_NS: Final = NS_PER_S // 20
+_LATER_NS: Final = NS_PER_S // 4
+"""By how much the time between an allocation and its note may be less, or more, than it mostly is in a run. A program
+notes an allocation as soon as it has it; it may be interrupted then."""
+
+_FAR_NS: Final = 1 << 62
+"""No sum of it and a time is more than 64 bits hold."""
+
+_NOTES_LATER: Final = "torch_uvm"
+"""What notes the tensors of a model only when all of it is there. They live to the end, each at a place of its own."""
 
 _PLACE: Final = ["truth_kind", "va"]
 _SCHEMA: Final = {
@@ -69,12 +80,12 @@ def named(allocations: pl.DataFrame, truth: Truth, session_start_utc_ns: int | N
     Returns
     -------
     Named
-        An allocation whose place has other sizes, or another number of allocations, in the capture than the
-        program says gets no name; nor does any if process or time show that the run is another one.
+        An allocation whose place has other sizes, times, or another number of allocations, in the capture than
+        the program says gets no name; nor does any if process or time show that the run is another one.
     """
     if not truth.rows:
         return Named(allocations, 0)
-    paired = _paired(_placed(allocations, truth.pid), _known(truth))
+    paired = _in_time(_paired(_placed(allocations, truth.pid), _known(truth)), truth)
     problem = _other_run(allocations, paired, truth, session_start_utc_ns)
     if problem:
         return Named(allocations, 0, problem)
@@ -88,6 +99,7 @@ def _known(truth: Truth) -> pl.DataFrame:
     """Count the program's allocations at each place, in their order."""
     rows = [(row.kind, row.va, row.n_bytes, row.name, row.alloc_ns) for row in truth.rows]
     known = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+    known = known.sort("truth_ns", maintain_order=True)
     return known.with_columns(
         turn=pl.int_range(pl.len()).over(_PLACE), n_known=pl.len().over(_PLACE).cast(pl.Int64)
     )
@@ -115,6 +127,22 @@ def _paired(placed: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
     return joined.with_columns(fits=alike & pl.col("truth_kind").is_not_null())
 
 
+def _in_time(paired: pl.DataFrame, truth: Truth) -> pl.DataFrame:
+    """Take back ``fits`` where a time does not agree: the capture has another allocation of that place and size.
+
+    Both clocks run alike, so that the time from an allocation to its note is nearly the same in all of a run, whatever
+    the clocks show.
+    """
+    apart = pl.col("alloc_ns") - pl.col("truth_ns")
+    usual = paired.filter("fits").select(apart.median().cast(pl.Int64)).item()
+    agrees = (apart - (usual or 0)).is_between(-_LATER_NS, _SOONER_NS)
+    if truth.about.get("program") == _NOTES_LATER:
+        agrees |= pl.col("n_known") == 1
+    return paired.with_columns(
+        fits=(pl.col("fits") & agrees).fill_null(value=False).all().over(_PLACE) & pl.col("fits")
+    )
+
+
 def _other_run(
     allocations: pl.DataFrame, paired: pl.DataFrame, truth: Truth, session_start_utc_ns: int | None
 ) -> str:
@@ -128,8 +156,12 @@ def _other_run(
     begun = truth.start_utc_ns
     if begun is None or session_start_utc_ns is None:
         return ""
-    recorded = pl.col("alloc_ns") + session_start_utc_ns
-    apart = paired.filter("fits").select((recorded - pl.col("truth_ns") - begun).abs().max()).item()
+    # Some note an allocation only when all of a model is there: it was made after the program began, and
+    # before the note.
+    offset = min(max(session_start_utc_ns - begun, -_FAR_NS), _FAR_NS)
+    recorded = pl.col("alloc_ns") + offset
+    outside = pl.max_horizontal(-recorded, recorded - pl.col("truth_ns"))
+    apart = paired.filter("fits").select(outside.max()).item()
     if apart is None or apart <= MOST_APART_NS:
         return ""
     return (
@@ -151,7 +183,7 @@ def _unnamed(paired: pl.DataFrame, truth: Truth) -> str:
     differ = of_program.filter(~pl.col("fits")).height
     # Not every kind of allocation on the GPU is recorded; managed memory is.
     absent = of_program.filter(pl.col("fits").is_null() & (pl.col("truth_kind") == "managed"))
-    parts = [f"{format_count(differ)} differ from it in size or number"] if differ else []
+    parts = [f"{format_count(differ)} differ from it in size, time or number"] if differ else []
     parts += [f"{format_count(absent.height)} are not in it"] if absent.height else []
     if not parts:
         return ""

@@ -6,6 +6,7 @@ program allocated, under which names. Standard library only: the fingerprint of 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -35,6 +36,9 @@ _COLUMNS: Final = ("allocation", "name", "role", "kind", "va", "bytes", "alloc_n
 _KINDS: Final = frozenset({"managed", "device"})
 _MOST_BYTES: Final = 1 << 29
 _LARGEST: Final = (1 << 63) - 1
+_LATEST_NS: Final = (1 << 62) - 1
+"""In the year 2116; half of what 64 bits hold, so that sums of two hold, too."""
+
 _HIGHEST_VA: Final = (1 << 64) - 1
 
 
@@ -99,7 +103,7 @@ class Truth:
     def start_utc_ns(self) -> int | None:
         """When its times begin, ns since 1970; None: it does not say."""
         found = self.about.get("start_utc_ns")
-        return found if isinstance(found, int) else None
+        return found if type(found) is int else None
 
 
 def truth_beside(capture: Path) -> Path | None:
@@ -115,11 +119,17 @@ def truth_beside(capture: Path) -> Path | None:
     Path or None
         The folder; None if there is none, or one of something else.
     """
-    named = capture if capture.name not in {"", ".."} else capture.resolve()
-    folder = named.with_name(stem_of(named) + TRUTH_SUFFIX) if named.name else None
-    if folder is None or not any(os.path.lexists(folder / name) for name in (ABOUT, ALLOCATIONS)):
-        return None
-    return folder
+    # A link may lie beside tables of its own name; what it leads to has its own beside it.
+    named = [] if capture.name in {"", ".."} else [capture]
+    with contextlib.suppress(OSError, RuntimeError):
+        named.append(capture.resolve())
+    for path in named:
+        folder = path.with_name(stem_of(path) + TRUTH_SUFFIX) if path.name else None
+        if folder is not None and any(
+            os.path.lexists(folder / name) for name in (ABOUT, ALLOCATIONS)
+        ):
+            return folder
+    return None
 
 
 def stem_of(capture: Path) -> str:
@@ -159,7 +169,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         If it is missing, damaged, or of another version.
     """
     try:
-        about = json.loads(_text(folder, ABOUT))
+        about = json.loads(_text(folder, ABOUT), parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise TruthError(folder, f"{ABOUT} is no JSON, or was cut short") from error
     if not isinstance(about, dict) or "nsan_microbench" not in about:
@@ -172,7 +182,15 @@ def read_about(folder: Path) -> dict[str, Any]:
     pid = about.get("pid")
     if isinstance(pid, bool) or not isinstance(pid, int) or not 0 < pid < 1 << 32:
         raise TruthError(folder, f"{ABOUT} does not say which process ran")
+    start = about.get("start_utc_ns")
+    if type(start) is int and not 0 <= start <= _LATEST_NS:
+        raise TruthError(folder, f"{ABOUT} says a time at which nothing ran")
     return about
+
+
+def _refused(constant: str) -> None:
+    """Refuse NaN and Infinity, which are no JSON."""
+    raise ValueError(constant)
 
 
 def read_truth(folder: Path) -> Truth:
@@ -230,7 +248,7 @@ def _row(row: dict[str, str | None], line: int, folder: Path) -> TruthRow:
     name, kind = row["name"], row["kind"]
     va, n_bytes, alloc_ns = (
         _number(row[column], most)
-        for column, most in (("va", _HIGHEST_VA), ("bytes", _LARGEST), ("alloc_ns", _LARGEST))
+        for column, most in (("va", _HIGHEST_VA), ("bytes", _LARGEST), ("alloc_ns", _LATEST_NS))
     )
     if name is None or kind not in _KINDS or va is None or n_bytes is None or alloc_ns is None:
         raise TruthError(folder, f"line {line} of {ALLOCATIONS} is damaged")
@@ -243,3 +261,137 @@ def _number(text: str | None, most: int) -> int | None:
         return None
     number = int(text)
     return number if number <= most else None
+
+
+PHASES: Final = "phases.csv"
+EXPECTED: Final = "expected.csv"
+
+_PHASE_COLUMNS: Final = ("phase", "name", "iteration", "start_ns", "end_ns")
+_EXPECTED_COLUMNS: Final = ("phase", "allocation", "direction", "least_bytes", "most_bytes")
+_DIRECTIONS: Final = ("htod", "dtoh")
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """One phase of a run: an NVTX range of its trace, too.
+
+    Attributes
+    ----------
+    name : str
+        Name of the range.
+    iteration : int or None
+        From 0; None: not part of one.
+    """
+
+    name: str
+    iteration: int | None
+
+
+@dataclass(frozen=True)
+class ExpectedRow:
+    """Bytes of one allocation that certainly migrate in one phase and direction.
+
+    Attributes
+    ----------
+    phase, allocation : int
+        Places in the tables of phases and of allocations.
+    direction : str
+        "htod" or "dtoh".
+    least_bytes, most_bytes : int
+        At least and at most so many.
+    """
+
+    phase: int
+    allocation: int
+    direction: str
+    least_bytes: int
+    most_bytes: int
+
+
+def read_phases(folder: Path) -> tuple[PhaseRow, ...]:
+    """Read the phases of a run.
+
+    Parameters
+    ----------
+    folder : Path
+        Its folder of tables.
+
+    Returns
+    -------
+    tuple of PhaseRow
+        In the order in which they began.
+
+    Raises
+    ------
+    TruthError
+        If the table is missing or damaged.
+    """
+    phases: list[PhaseRow] = []
+    for line, row in _lines(folder, PHASES, _PHASE_COLUMNS):
+        number, name = _number(row["phase"], _LARGEST), row["name"]
+        iteration = _number(row["iteration"], _LARGEST) if row["iteration"] else None
+        if number != len(phases) or name is None or (row["iteration"] and iteration is None):
+            raise TruthError(folder, f"line {line} of {PHASES} is damaged")
+        phases.append(PhaseRow(name, iteration))
+    return tuple(phases)
+
+
+def read_expected(folder: Path, n_phases: int, n_allocations: int) -> tuple[ExpectedRow, ...]:
+    """Read how many bytes must migrate in a run, as far as that is certain.
+
+    Parameters
+    ----------
+    folder : Path
+        Its folder of tables.
+    n_phases, n_allocations : int
+        How many there are to speak of.
+
+    Returns
+    -------
+    tuple of ExpectedRow
+        In the order of the table.
+
+    Raises
+    ------
+    TruthError
+        If the table is missing or damaged, or speaks of a phase or an allocation that is not there.
+    """
+    expected = []
+    for line, row in _lines(folder, EXPECTED, _EXPECTED_COLUMNS):
+        found = _expected_row(row)
+        if found is None or found.phase >= n_phases or found.allocation >= n_allocations:
+            raise TruthError(folder, f"line {line} of {EXPECTED} is damaged")
+        expected.append(found)
+    return tuple(expected)
+
+
+def _expected_row(row: dict[str, str | None]) -> ExpectedRow | None:
+    phase, allocation, least, most = (
+        _number(row[column], _LARGEST) for column in _EXPECTED_COLUMNS if column != "direction"
+    )
+    direction = row["direction"]
+    if phase is None or allocation is None or least is None or most is None or least > most:
+        return None
+    if direction not in _DIRECTIONS:
+        return None
+    return ExpectedRow(phase, allocation, direction, least, most)
+
+
+def _lines(
+    folder: Path, name: str, columns: tuple[str, ...]
+) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """Give the rows of a table, each with the number of its (last) line."""
+    text = _text(folder, name)
+    if not text.endswith("\n"):
+        raise TruthError(folder, f"{name} was cut short")
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        if tuple(reader.fieldnames or ())[: len(columns)] != columns:
+            raise TruthError(folder, f"{name} has other columns than {', '.join(columns)}")
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        line = (
+            f"line {reader.reader.line_num} of {name}"  # its own count stays at the last good row
+        )
+        raise TruthError(folder, f"{line} is damaged ({error})") from error

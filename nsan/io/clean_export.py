@@ -36,6 +36,8 @@ _BLANKED: Final = {
         *("ctxswDevPath", "ctrlDevPath", "nodeMask"),
     ),
     "TARGET_INFO_SESSION_START_TIME": ("utcTime", "localTime"),
+    # Of a recording over the network, it names the machine.
+    nsys_info.ENVIRONMENT_TABLE: ("devStateName",),
 }
 """Tables that are copied without some columns: those become null, or 0 or empty where they may not be null."""
 
@@ -51,7 +53,24 @@ _SECRET_KEYS: Final = (
     *("WORKING_DIR", "DeviceEnvironment", "PROFILING_SESSION_UUID"),
 )
 _SHORTEST_SECRET: Final = 5
-"""Shorter ones ("vm", "root") stand in words that mean something else."""
+"""Shorter ones ("vm", "jo") stand in words that mean something else: they are looked for as words of their own."""
+
+_VARIABLES: Final = frozenset({"DeviceEnvironment", "ENVIRONMENT_VARIABLE"})
+"""Keys whose values are variables: ``A=b;C=d``, or ``A="b"``."""
+
+_OF_PEOPLE: Final = frozenset({"USER", "LOGNAME", "USERNAME", "SUDO_USER", "HOSTNAME", "HOST"})
+_CONFIDENTIAL: Final = re.compile(r"(?i)token|secret|passw|credential|api_?key|private")
+_VARIABLE: Final = re.compile(r'([A-Za-z_]\w*)="?(.*?)"?\Z', re.S)
+_ABSOLUTE: Final = re.compile(r"(?<![\w./~-])/[^\s:;,=\"'|()<>]+")
+_WHOSE: Final = frozenset({"WORKING_DIR", "COMMAND"})
+
+_COMMON: Final = re.compile(
+    r"(?i)[a-z]?|[\d._-]+|bin|boot|cache|containers?|conda3?|miniconda3?|config|cuda[-.\w]*|data|dev|docs?|etc|games|"
+    r"home|include|lib(?:exec|32|64|nvvm)?|local|logs?|media|mnt|nsight[-_.\w]*|nvidia|nsys[-.\w]*|opt|proc|projects?|"
+    r"python[\d.]*|results|root|run|runs|sbin|scratch|share|site-packages|snap|src|srv|sys|target-[-\w]+|tmp|tests?|"
+    r"tools|users?|usr|var|venv|work|workspace|x86_64-linux-gnu|aarch64-linux-gnu|nsan(?:-device-check)?|localhost"
+)
+"""Folders that many machines have, and names that many have: they tell nothing of anybody."""
 
 _TEXT_COLUMNS: Final = frozenset(
     {"nameId", "textId", "shortName", "demangledName", "mangledName", "CpuInstruction", "module"}
@@ -106,14 +125,13 @@ def write_clean(source: Path, target: Path) -> None:
             _copy_messages(connection)
             _copy_processes(connection)
             _copy_strings(connection)
-            secrets = dict(_secrets(connection))
+            whole = dict(_secrets(connection))
+            told = _told_names(connection)
+            texts = _texts(connection)
             connection.execute("COMMIT")
             connection.execute("DETACH source")
             connection.execute("VACUUM")
-        raw = target.read_bytes()
-        for key, value in secrets.items():
-            if value.encode() in raw:
-                raise LeakError(source, key)
+        _check_clean(source, target.read_bytes(), whole, (told, texts))
     except sqlite3.Error as error:
         target.unlink(missing_ok=True)
         raise DamagedExportError(source, str(error)) from error
@@ -228,6 +246,68 @@ def _secrets(connection: sqlite3.Connection) -> Iterator[tuple[str, str]]:
             key = str(name).rpartition(":")[2]
             if key in _SECRET_KEYS and isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
                 yield key, value
+
+
+def _told_names(connection: sqlite3.Connection) -> dict[str, str]:
+    """Gather names of people, machines and folders out of the environment and the command line, with their key."""
+    found: dict[str, str] = {}
+    for table in filter(lambda each: _has(connection, each, "source"), _PAIRS):
+        for name, value in connection.execute(f'SELECT name, value FROM source."{table}"'):  # noqa: S608
+            key = str(name).rpartition(":")[2]
+            if isinstance(value, str):
+                for told in _names_in(key, value):
+                    found.setdefault(told, key)
+    return {told: key for told, key in found.items() if not _COMMON.fullmatch(told)}
+
+
+def _names_in(key: str, value: str) -> Iterator[str]:
+    if key in _VARIABLES:
+        for part in value.split(";") if key == "DeviceEnvironment" else [value]:
+            variable = _VARIABLE.match(part)
+            if variable is None:
+                continue
+            if variable[1] in _OF_PEOPLE or _CONFIDENTIAL.search(variable[1]):
+                yield variable[2]
+            yield from _folders(variable[2], whole=variable[1] in {"HOME", "PWD", "OLDPWD"})
+    elif key in _WHOSE or re.fullmatch(r"ARGUMENT_\d+", key):
+        yield from _folders(value, whole=key == "WORKING_DIR")
+    elif key in _SECRET_KEYS:
+        yield value
+
+
+def _folders(text: str, *, whole: bool) -> Iterator[str]:
+    """Yield the folders of every path in a text; the last part of one is a file, unless it is ``whole``."""
+    for path in _ABSOLUTE.findall(text):
+        parts = [part for part in path.split("/") if part]
+        yield from parts if whole else parts[:-1]
+
+
+def _texts(connection: sqlite3.Connection) -> str:
+    """Join all texts in the copy that a program may have written."""
+    found: list[str] = []
+    for table in filter(lambda each: _has(connection, each), ("StringIds", *_OF_PROGRAMS)):
+        for row in connection.execute(f'SELECT * FROM main."{table}"'):  # noqa: S608 - names of nsan's own
+            found += [cell for cell in row if isinstance(cell, str)]
+    return "\n".join(found)
+
+
+_OF_PROGRAMS: Final = (NVTX.table, _MESSAGES, "PROCESSES")
+
+
+def _check_clean(
+    source: Path, raw: bytes, whole: dict[str, str], told: tuple[dict[str, str], str]
+) -> None:
+    for key, value in whole.items():
+        if value.encode() in raw:
+            raise LeakError(source, key)
+    names, texts = told
+    for name, key in names.items():
+        if len(name) >= _SHORTEST_SECRET:
+            is_there = name in texts
+        else:
+            is_there = bool(re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", texts))
+        if is_there:
+            raise LeakError(source, key)
 
 
 def _has(connection: sqlite3.Connection, table: str, where: str = "main") -> bool:

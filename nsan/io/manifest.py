@@ -83,7 +83,7 @@ class Fingerprint:
         Time of the last change.
     digest : str
         SHA-256 of the first and last 64 KiB; the first hold SQLite's change counter. Of the program's
-        own tables beside it, if there are any, too.
+        own tables beside it, if there are any, all bytes.
     logs : str
         Sizes and times of `-wal` and `-journal` files beside it; empty without.
     keep_paths : bool
@@ -119,9 +119,10 @@ def fingerprint(path: Path, *, keep_paths: bool = False) -> Fingerprint:
         _sample(file, digest)
     for file in truth_files(path):
         # What is wrong with one, the import says.
-        with contextlib.suppress(OSError, NoPermissionError):
-            digest.update(f"{file.name}:{file.stat().st_size}".encode())
-            _sample(file, digest)
+        with contextlib.suppress(OSError), file.open("rb") as content:
+            # All of it: one name that is corrected need not change its size.
+            whole = hashlib.file_digest(content, "sha256").hexdigest()
+            digest.update(f"{file.name}:{whole}".encode())
     statuses = [file.stat() for file in files]
     real = path.resolve()
     logs = [_size_and_time(real.with_name(real.name + suffix)) for suffix in ("-wal", "-journal")]

@@ -26,6 +26,7 @@ from typing import Any, Final
 import nsan
 from nsan.errors import OutputExistsError, OutputWriteError, ProgramNotFoundError
 from nsan.io import nsys_cli
+from nsan.io.descendants import end_descendants, marked_environment
 from nsan.io.probe import REPORT_SUFFIXES, display_name
 from nsan.io.tidy import scratch_beside, undisturbed
 from nsan.nsys_errors import NsysProfileError, RecorderNotFoundError
@@ -183,7 +184,9 @@ def record(
         alone = _baseline(command, baseline, shown=shown)
         made = folder / report.name
         # nsys takes no `--` before the program.
-        nsys = [str(program), "profile", *SWITCHES, *options, "--output", str(made)]
+        # In a name it takes %p, %h and %q{NAME} for a process, a host and a variable, and %% for a %.
+        output = str(made).replace("%", "%%")
+        nsys = [str(program), "profile", *SWITCHES, *options, "--output", output]
         status, seconds, lines = _run([*nsys, *command], shown=shown)
         if not made.exists() and any(_NO_AGENT in line for line in lines):
             # Its agent was not up in time, now and then on a busy machine; nothing has run yet.
@@ -281,9 +284,11 @@ def _run(command: Sequence[str], *, shown: bool) -> tuple[int, float, tuple[str,
     last: deque[str] = deque(maxlen=_LAST_LINES)
     # With a terminal the program stays in its group: it may read from it, and gets Ctrl-C itself.
     own_group = not (sys.stdin is not None and sys.stdin.isatty())
+    environment = marked_environment()
     try:
         process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
             command,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=own_group,
@@ -299,8 +304,13 @@ def _run(command: Sequence[str], *, shown: bool) -> tuple[int, float, tuple[str,
                 last.extend(part.strip()[:300] for part in parts if part.strip())
             status = process.wait()
         except BaseException:
-            _stop(process, own_group=own_group)
+            try:
+                _stop(process, own_group=own_group)
+            finally:
+                _end_rest(environment)
             raise
+    if status < 0:
+        _end_rest(environment)  # of an nsys that was killed
     return status, time.monotonic() - started, tuple(last)
 
 
@@ -326,7 +336,7 @@ def _said(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
 
 
 def _stop(process: subprocess.Popen[bytes], *, own_group: bool) -> None:
-    """End a program that is not wanted any more: nsys ends the program it runs when asked kindly."""
+    """End a program that is not wanted any more: nsys ends most programs that it runs when asked kindly."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             if own_group:
@@ -339,6 +349,12 @@ def _stop(process: subprocess.Popen[bytes], *, own_group: bool) -> None:
     if own_group:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it left behind
+
+
+def _end_rest(environment: dict[str, str]) -> None:
+    """End what outlives a program that was stopped: nsys's own is in another session, and may not hear."""
+    with undisturbed():
+        end_descendants(environment, _GRACE_SECONDS)
 
 
 def uvm_parameters() -> dict[str, str]:

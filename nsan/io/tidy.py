@@ -11,7 +11,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -72,7 +72,9 @@ def scratch_beside(place: Path, what: str) -> Path:
 
 
 @contextlib.contextmanager
-def put_in_place(place: Path, what: str) -> Iterator[Path]:
+def put_in_place(
+    place: Path, what: str, put: Callable[[Path, Path], None] | None = None
+) -> Iterator[Path]:
     """Make a folder beside a place, and move it there when the block ends without an error.
 
     Parameters
@@ -82,6 +84,8 @@ def put_in_place(place: Path, what: str) -> Iterator[Path]:
         The folder of the place exists.
     what : str
         What is being done, for the name of the folder while it is made.
+    put : callable, optional
+        Moves the folder to its place at the end, where what is there may not just go.
 
     Yields
     ------
@@ -99,7 +103,7 @@ def put_in_place(place: Path, what: str) -> Iterator[Path]:
         folder.chmod(0o777 & ~_umask())
         yield folder
         with undisturbed():
-            _put(folder, place)
+            (put or _put)(folder, place)
     finally:
         if folder is not None:
             with undisturbed():
@@ -117,15 +121,15 @@ def _put(folder: Path, place: Path) -> None:
     with contextlib.suppress(OSError):
         folder.rename(place)
         return
-    if not _exchange(folder, place):
+    if not exchange(folder, place):
         old = folder.with_name(folder.name + "-old")
         place.rename(old)
         folder.rename(place)
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _exchange(left: Path, right: Path) -> bool:
-    """Swap two folders atomically with Linux's renameat2; False where it cannot."""
+def exchange(left: Path, right: Path) -> bool:
+    """Swap two files or folders atomically with Linux's renameat2; False where it cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

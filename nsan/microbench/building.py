@@ -14,9 +14,10 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from nsan.errors import StoreWriteError, UnknownNameError
@@ -39,6 +40,15 @@ ANY_GPU: Final = "all-major"
 THIS_GPU: Final = "native"
 _LIBRARIES: Final = frozenset({"managed_alloc"})
 _FLAGS: Final = ("-std=c++17", "-O3", "-lineinfo")
+_PORTABLE: Final = ("-Xcompiler=-static-libstdc++", "-Xlinker=--gc-sections")
+"""Run where there is no libstdc++, or an older one. Without unused sections, as the static one asks for a newer glibc
+than the shared one by functions that nobody calls; libgcc stays shared, as its static one does so, too."""
+
+_NEUTRAL: Final = {"PWD": "/proc/self/cwd"}
+"""Compilers believe PWD if it is the folder they are in. -lineinfo writes it into the program, where the real one would
+name the user who built it."""
+
+_NO_STATIC: Final = re.compile(r"cannot find -lstdc\+\+|-static-libstdc\+\+")
 _ENVIRONMENT: Final = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
 _GPUS: Final = Path("/proc/driver/nvidia/gpus")
 _SUFFIXES: Final = frozenset({".cu", ".cuh", ".hpp"})
@@ -167,7 +177,7 @@ def planned(*, arch: str | None = None, nvcc: str | None = None) -> Build:
     digest = hashlib.sha256()
     own = {name: os.environ.get(name) for name in _ENVIRONMENT}
     gpus = _gpus() if chosen == THIS_GPU else ()
-    for part in (compiler.version, chosen, _FLAGS, own, gpus, sources_digest()):
+    for part in (compiler.version, chosen, _FLAGS, _PORTABLE, own, gpus, sources_digest()):
         digest.update(json.dumps(part, sort_keys=True).encode())
     name = digest.hexdigest()
     return Build(compiler, chosen, name, cache_folder() / "bench" / name[:16])
@@ -221,14 +231,19 @@ def find_nvcc(named: str | None = None) -> Compiler:
         path = shutil.which(named)
         if path is None:
             raise NvccNotFoundError(named)
-        return _compiler(Path(path), named)
+        return _compiler(_absolute(path), named)
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     places = [None, *(f"{home}/bin" for home in homes if home), "/usr/local/cuda/bin"]
     for place in places:
         path = shutil.which("nvcc", path=place)
         if path is not None:
-            return _compiler(Path(path), path)
+            return _compiler(_absolute(path), path)
     raise NvccNotFoundError
+
+
+def _absolute(path: str) -> Path:
+    """Make a path one that holds in the folder of the sources, too; links stay, as nvcc finds its own by its path."""
+    return Path(path).absolute()
 
 
 def _compiler(path: Path, named: str) -> Compiler:
@@ -242,27 +257,33 @@ def _compiler(path: Path, named: str) -> Compiler:
     return Compiler(path, release[1] if release else "unknown")
 
 
-def command_line(program: str, output: Path, build: Build) -> list[str]:
+def command_line(program: str, output: Path, build: Build, *, portable: bool = True) -> list[str]:
     """Write the command that compiles a program; it runs in the folder of the sources."""
-    library = ["-shared", "-Xcompiler=-fPIC"] if program in _LIBRARIES else []
+    # A library has the C++ library of the process that loads it.
+    library = program in _LIBRARIES
+    kind = ["-shared", "-Xcompiler=-fPIC"] if library else list(_PORTABLE) * portable
     threads = f"--threads={min(8, os.cpu_count() or 1)}"
-    own = [str(build.compiler.path), *_FLAGS, f"-arch={build.arch}", threads, *library]
+    own = [str(build.compiler.path), *_FLAGS, f"-arch={build.arch}", threads, *kind]
     return [*own, "-o", str(output), f"{program}.cu"]
 
 
 def _compile(program: str, build: Build, tell: Tell | None) -> None:
     """Compile one program beside its place, and put it there."""
     if tell is not None:
-        how_long = "some minutes" if build.arch == ANY_GPU else "a minute"
+        how_long = "some minutes" if build.arch == ANY_GPU else "about a minute"
         tell(
-            f"compiling {program} with nvcc {build.compiler.version} for {build.arch}: about {how_long}, once"
+            f"compiling {program} with nvcc {build.compiler.version} for {build.arch}: {how_long}, once"
         )
     place, folder = build.path_of(program), None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         folder = scratch_beside(place, "building")
         made = folder.absolute() / place.name
-        status, said = _run(command_line(program, made, build), SOURCES)
+        status, said = _called(command_line(program, made, build))
+        if status > 0 and _NO_STATIC.search(said):
+            # Some systems have no static C++ library: then the program is for systems like this one.
+            command = command_line(program, made, build, portable=False)
+            status, said = _called(command)
         if status or not made.is_file():
             raise BuildFailedError(program, status, _first_lines(said), _advice(said))
         with undisturbed():
@@ -273,6 +294,14 @@ def _compile(program: str, build: Build, tell: Tell | None) -> None:
         if folder is not None:
             with undisturbed():
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _called(command: Sequence[str]) -> tuple[int, str]:
+    """Run the compiler in the folder of the sources; one that is gone by now is no matter of space."""
+    try:
+        return _run(command, SOURCES, _NEUTRAL)
+    except OSError as error:
+        raise NvccNotFoundError(command[0]) from error
 
 
 def _first_lines(said: str) -> list[str]:
@@ -299,7 +328,9 @@ def _advice(said: str) -> str:
     return "CUDA 11.8 or later and g++ 9 or later compile it; name another nvcc with --nvcc PATH."
 
 
-def _run(command: Sequence[str], folder: Path) -> tuple[int, str]:
+def _run(
+    command: Sequence[str], folder: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, str]:
     """Run a program to its end in a folder, with its children in a group that can be stopped."""
     process = None
     try:
@@ -307,6 +338,7 @@ def _run(command: Sequence[str], folder: Path) -> tuple[int, str]:
             process = subprocess.Popen(  # noqa: S603 - the user's own compiler, without a shell
                 command,
                 cwd=folder,
+                env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+SCRIPTS: Final = {
+    "torch_uvm": "training steps of a PyTorch model, with or without PyTorch's cache; needs PyTorch",
+}
+"""What can be run and need not be compiled, by name."""
+
 PATTERNS: Final = {
     "stream": "a = b + s c over three arrays of doubles",
     "stride": "one word of each stride",
@@ -29,7 +34,7 @@ ALLOCATORS: Final = {
 }
 PREFETCHES: Final = {
     "none": "no cudaMemPrefetchAsync",
-    "whole": "all of it before it is used",
+    "whole": "all of it before it is used; not of torch_uvm",
     "ahead": "the next part while one is used",
 }
 ADVICES: Final = {

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+from polars.exceptions import PolarsError
 
 import nsan
 from nsan.contract import document
@@ -23,13 +25,14 @@ from nsan.io.probe import REPORT_SUFFIXES, STREAM_SUFFIX
 from nsan.io.recording import FACTS_SUFFIX
 from nsan.io.tidy import put_in_place
 from nsan.microbench.conditions import condition_of
+from nsan.microbench.expecting import Expectations, compared
 from nsan.microbench.histories import HISTORY, snapshot_of
-from nsan.microbench.results import CASES, MACHINE, STATUS, CaseResult, Results, unpack
+from nsan.microbench.results import ABOUT, CASES, MACHINE, STATUS, CaseResult, Results, unpack
 from nsan.microbench.work import Work
 from nsan.opening import import_trace
+from nsan.trace import Trace
 
 OK: Final = "ok"
-ABOUT: Final = "check.json"
 
 _FAULTS_OF_ROWS: Final = {
     "n_out_of_order": "end out of order",
@@ -43,6 +46,14 @@ _UNSEEN: Final = (
     "it ended well, and its trace shows nothing of the GPU: the driver may be too new for this nsys, or the system "
     "does not let it look"
 )
+_NO_CAPTURE: Final = "it ended well, and its stream did not come home"
+_NO_TRAFFIC: Final = "it ended well, and its trace shows kernels, but nothing of Unified Memory that moved or faulted"
+_NO_MIGRATION: Final = (
+    "it ended well, and by what its program knows bytes migrated, but its trace shows no migration"
+)
+_TELLING: Final = ("managed_without_traffic", "migrations_recorded", "diagnostics")
+"""Checks of a capture that may say why nothing of Unified Memory is there."""
+
 _STYLES: Final = {"page": "one per page", "va_block": "one per VA block"}
 
 Tell = Callable[[str], None]
@@ -66,8 +77,12 @@ class Checked:
         "one per VA block", or "fails: ..." with what speaks against it.
     named : int or None
         Allocations that have a name.
+    bytes : Expectations or None
+        Whether as many bytes migrated as the program says must; None where nothing could be imported.
     problem : str
         Why it could not be imported, or shows nothing although it ended well; else empty.
+    note : str
+        What could not be made beside it; else empty.
     """
 
     case: CaseResult
@@ -75,7 +90,9 @@ class Checked:
     summary: dict[str, Any] | None
     one_row_per_batch: str
     named: int | None
+    bytes: Expectations | None = None
     problem: str = ""
+    note: str = ""
 
     @property
     def is_well(self) -> bool:
@@ -85,9 +102,16 @@ class Checked:
     @property
     def status(self) -> str:
         """How it ended there, or what became of it here: "not_imported", "not_recorded"."""
-        if not self.problem or self.capture is None:
+        if not self.problem or (self.capture is None and self.case.status != OK):
             return self.case.status
         return "not_imported" if self.summary is None else "not_recorded"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What nsan warns of in the capture, and what else could not be made."""
+        found = self.summary["health"] if self.summary is not None else ()
+        texts = [each["text"] for each in found if each["status"] in {"warn", "fail"}]
+        return (*texts, self.note) if self.note else tuple(texts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers without folders, ready for JSON."""
@@ -96,7 +120,9 @@ class Checked:
             "capture": self.capture.name if self.capture else None,
             "one_row_per_batch": self.one_row_per_batch,
             "n_named_allocations": self.named,
+            "bytes": None if self.bytes is None else asdict(self.bytes),
             "problem": self.problem or None,
+            "note": self.note or None,
             "summary": self.summary,
         }
         return asdict(self.case) | own
@@ -189,10 +215,7 @@ def _placed(each: Checked, output: Path) -> Checked:
     """Name a capture where it lies now."""
     if each.capture is None:
         return each
-    capture = output / each.case.name / each.capture.name
-    return Checked(
-        each.case, capture, each.summary, each.one_row_per_batch, each.named, each.problem
-    )
+    return replace(each, capture=output / each.case.name / each.capture.name)
 
 
 def _move(source: Path, target: Path) -> None:
@@ -210,18 +233,27 @@ def _case(case: CaseResult, results: Results, folder: Path, tell: Tell | None) -
         _move(results.folder / (case.name + ending), place / (case.name + ending))
     stream = place / (case.name + STREAM_SUFFIX)
     if not stream.is_file():
-        return Checked(case, None, None, "no capture", None, case.reason or "it made no capture")
+        missing = _NO_CAPTURE if case.status == OK else "it made no capture"
+        return Checked(case, None, None, "no capture", None, problem=case.reason or missing)
     _write_facts(place, case, results)
     capture = stream
+    note = _snapshot(place, case.name)
     try:
         capture = _report_of(stream)
-        _snapshot(place, case.name)
         store = import_trace(capture, place / STORE_BESIDE)
-        summary, rule, named = _figures(store)
-    except NsanError as error:
-        return Checked(case, capture, None, "not imported", None, str(error).splitlines()[0])
-    unseen = case.status == OK and any(each["id"] == "gpu_activity" for each in summary["health"])
-    return Checked(case, capture, summary, rule, named, _UNSEEN if unseen else "")
+        return replace(judged(case, capture, store), note=note)
+    except _FORESEEN as error:
+        why = _first_line(error)
+        return Checked(case, capture, None, "not imported", None, problem=why, note=note)
+
+
+_FORESEEN: Final = (NsanError, ValueError, LookupError, TypeError, ArithmeticError, PolarsError)
+"""What may be wrong with one case, whose files are from elsewhere; a full disk ends all of them."""
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _report_of(stream: Path) -> Path:
@@ -238,11 +270,16 @@ def _report_of(stream: Path) -> Path:
     return report
 
 
-def _snapshot(place: Path, name: str) -> None:
-    """Write what the caching allocator did as a memory snapshot, if there was one."""
+def _snapshot(place: Path, name: str) -> str:
+    """Write what the caching allocator did as a memory snapshot, if there was one; say why that failed."""
     truth = place / (name + TRUTH_SUFFIX)
-    if (truth / HISTORY).is_file():
+    if not (truth / HISTORY).is_file():
+        return ""
+    try:
         snapshot_of(truth, place / f"{name}.pickle")
+    except _FORESEEN as error:
+        return f"its memory snapshot could not be made: {_first_line(error)}"
+    return ""
 
 
 def _write_facts(place: Path, case: CaseResult, results: Results) -> None:
@@ -308,13 +345,62 @@ def _short(version: str) -> str:
     return ".".join(version.split(".")[:3])
 
 
-def _figures(store: Path) -> tuple[dict[str, Any], str, int]:
+def judged(case: CaseResult, capture: Path, store: Path) -> Checked:
+    """Say what a capture shows, and whether that is what it was made for.
+
+    Parameters
+    ----------
+    case : CaseResult
+        How it ended on the GPU machine.
+    capture : Path
+        The report; what its program knows of itself lies beside it.
+    store : Path
+        What was imported of it.
+
+    Returns
+    -------
+    Checked
+        With a ``problem`` where a program ended well and its trace does not show what it must.
+    """
     from nsan.io.store import open_store
 
     manifest = read_manifest(store)
-    allocations = open_store(store, manifest).allocations
-    named = allocations.drop_nulls("name").collect().height
-    return document(manifest["info"], manifest["totals"]), row_rule(manifest["totals"]), named
+    trace = open_store(store, manifest)
+    named = trace.allocations.drop_nulls("name").collect().height
+    summary = document(manifest["info"], manifest["totals"])
+    moved = _compared(trace, capture.with_suffix(TRUTH_SUFFIX))
+    problem = _unseen(summary, moved) if case.status == OK else ""
+    return Checked(case, capture, summary, row_rule(manifest["totals"]), named, moved, problem)
+
+
+def _compared(trace: Trace, truth: Path) -> Expectations:
+    if not truth.is_dir():
+        return Expectations(0, 0, (), demands_bytes=False, reason="its program left no tables")
+    try:
+        return compared(trace, truth)
+    except _FORESEEN as error:
+        return Expectations(0, 0, (), demands_bytes=False, reason=_first_line(error))
+
+
+def _unseen(summary: Mapping[str, Any], moved: Expectations) -> str:
+    """Say what is missing in the trace of a program that ended well; empty if nothing is.
+
+    Without a row of Unified Memory a trace shows nothing of what it was made for.
+    """
+    health = {check["id"]: check for check in summary["health"]}
+    if "gpu_activity" in health:
+        return _UNSEEN
+    n_migrations = summary["migrations"]["n"]
+    n_faults = summary["gpu_faults"]["n_rows"]
+    if n_migrations or (n_faults and not moved.demands_bytes):
+        return ""
+    told = [health[each]["text"] for each in _TELLING if _warns(health.get(each))]
+    what = _NO_MIGRATION if moved.demands_bytes else _NO_TRAFFIC
+    return ". ".join([what, *told])
+
+
+def _warns(check: Mapping[str, Any] | None) -> bool:
+    return check is not None and check["status"] != "ok"
 
 
 def row_rule(totals: Mapping[str, Any]) -> str:

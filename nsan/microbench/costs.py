@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any, Final
 
 from nsan.io.bench_truth import TRUTH_SUFFIX, TruthError, read_about
-from nsan.microbench.running import ALONE_SUFFIX, Outcome
-
-_FOOTPRINT: Final = ("managed_bytes", "available_bytes", "factor")
+from nsan.microbench.places import ALONE_SUFFIX, OK
+from nsan.microbench.running import NOT_RECORDED, Outcome
 
 
 def costs(outcome: Outcome) -> dict[str, Any]:
@@ -25,30 +25,42 @@ def costs(outcome: Outcome) -> dict[str, Any]:
     dict
         Seconds of the program alone; GPU memory and footprint of the run that was recorded; ``PHASE_ns``, the
         median over the iterations without nsys; and of the trace: bytes into GPUs by page faults, prefetcher and
-        user, bytes out and those evicted, batches, CPU faults, time in kernels and migrations. What was not
-        recorded is None.
+        user, bytes out and those evicted, batches, CPU faults, time in kernels and migrations, and how many of the
+        bytes that the program is certain of are as it says. None: what was not recorded; of a run that did not end
+        well all, for what it did then is no cost.
     """
-    name = outcome.folder.name
-    alone = _about(outcome, f"{name}{ALONE_SUFFIX}")
-    recorded = _about(outcome, f"{name}{TRUTH_SUFFIX}") or alone
+    ended_well = outcome.status in {OK, NOT_RECORDED}
+    alone = _about(outcome, ALONE_SUFFIX) if ended_well else {}
+    recorded = (_about(outcome, TRUTH_SUFFIX) or alone) if ended_well else {}
     footprint = recorded.get("footprint")
     footprint = footprint if isinstance(footprint, Mapping) else {}
+    is_recorded = outcome.status == OK
+    expected = (outcome.document.get("expected") or {}) if is_recorded else {}
+    verified = recorded.get("verified")
     return {
-        "seconds_alone": outcome.document["seconds_alone"],
+        "seconds_alone": outcome.document["seconds_alone"] if ended_well else None,
         **{f"{phase}_ns": ns for phase, ns in phase_medians(alone).items()},
-        **traffic(outcome.manifest),
-        "peak_tensor_bytes": recorded.get("peak_tensor_bytes"),
-        "managed_bytes": footprint.get("managed_bytes"),
-        "available_bytes": footprint.get("available_bytes"),
-        "verified": recorded.get("verified"),
+        **traffic(outcome.manifest if is_recorded else None),
+        "n_expected": expected.get("n_checked"),
+        "n_expected_right": expected.get("n_right"),
+        "peak_tensor_bytes": _number(recorded.get("peak_tensor_bytes")),
+        "managed_bytes": _number(footprint.get("managed_bytes")),
+        "available_bytes": _number(footprint.get("available_bytes")),
+        "verified": verified if isinstance(verified, bool) else None,
     }
 
 
-def _about(outcome: Outcome, folder: str) -> dict[str, Any]:
-    try:
-        return read_about(outcome.folder / folder)
-    except TruthError:
-        return {}
+def _about(outcome: Outcome, suffix: str) -> dict[str, Any]:
+    """Read what a run says of itself; its folder may have another name by now."""
+    for folder in sorted(outcome.folder.glob(f"*{suffix}")):
+        with contextlib.suppress(TruthError):
+            return read_about(folder)
+    return {}
+
+
+def _number(value: object) -> int | float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None  # type: ignore[return-value]
 
 
 def phase_medians(about: Mapping[str, Any]) -> dict[str, float]:
@@ -62,12 +74,14 @@ def phase_medians(about: Mapping[str, Any]) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        By name, in the order of the first of each; a phase that did not end is left out.
+        By name, in the order of the first of each; a phase that did not end, or is damaged, is left out.
     """
     times: dict[str, list[int]] = {}
-    for phase in about.get("phases", ()):
-        if phase.get("ns") is not None:
-            times.setdefault(str(phase["name"]), []).append(int(phase["ns"]))
+    phases = about.get("phases")
+    for phase in phases if isinstance(phases, list) else ():
+        name, ns = (phase.get("name"), phase.get("ns")) if isinstance(phase, Mapping) else (0, 0)
+        if isinstance(name, str) and type(ns) is int:
+            times.setdefault(name, []).append(ns)
     return {name: median(found) for name, found in times.items()}
 
 

@@ -3,16 +3,18 @@
 #
 # Each case runs alone first, which gives its times without profiling, and then under nsys. What fails is marked and
 # the rest goes on. All that is written lies in one folder, and is packed into one archive at the end. POSIX shell with
-# the core utilities and tar; no Python, no network. `./run.sh --help` says the options.
+# the core utilities, tar, awk, sed and grep; no Python, no network. `./run.sh --help` says the options.
 set -u
 LC_ALL=C
 export LC_ALL
 umask 022
 
-here=$(cd "$(dirname "$0")" && pwd -P) || exit 1
-seconds=420 run_seconds=60 device=0 only='' oversubscribe=no to='' part_mib=15
+script=$(readlink -f "$0") || script=$0 # it may be called by a link
+here=$(cd "$(dirname "$script")" && pwd -P) || exit 1
+seconds=420 run_seconds=60 device=0 only='' oversubscribe=no to='' part_mib=15 most_mib=60 most_files=8
 PACKING_SECONDS=60 # of the time limit, kept for the end
-RESERVE_MIB=1024   # of GPU and host memory, never asked for
+LEAST_SECONDS=30   # for which there is any sense in beginning
+reserve_mib=1024   # of GPU and host memory, never asked for
 
 usage() {
   cat <<'END'
@@ -21,17 +23,23 @@ usage: ./run.sh [--seconds N] [--only NAME,NAME] [--device N] [--with-oversubscr
 Records every case, each for itself and under nsys, and packs what came of it into FOLDER/results.tar.xz
 (.gz where there is no xz), in parts if it is large. Bring these home, and there: nsan bench device-check --import.
 
-  --seconds N               stop in time: what has not run by then is marked (default 420)
+  --seconds N               stop in time: what has not run by then is marked (default 420). 60 of them are kept for
+                            packing, and a case takes 5 to 20, so that less than 90 is for one case with --only
   --run-seconds N           stop a program, or nsys with it, that takes longer (default 60)
   --only NAME,NAME          these cases only; --list shows them
-  --device N                GPU, as nvidia-smi counts (default 0)
+  --device N                GPU, as nvidia-smi counts, or among those of CUDA_VISIBLE_DEVICES where that is set (default 0)
+  --reserve MIB             GPU and host memory that stays free (default 1024); a case that would leave less is not run
   --with-oversubscription   also the case that needs more GPU memory than it leaves free: small, with a ballast, last.
                             Some drivers can hang the whole machine on that: not on one that others need.
-  --to FOLDER               where the archive goes (default: beside this script, where results/ always is)
+  --to FOLDER               where the archive goes (default: beside this script, where results/ is, too; where that cannot
+                            be written to, results/ is in FOLDER)
   --part-size MIB           size of a part of the archive (default 15)
+  --max-size MIB            of all parts together (default 60)
+  --max-files N             how many parts (default 8). Where that is too little for all streams of nsys, the largest
+                            are left out, and their cases marked; tables never are
   --list                    show the cases
 
-exit status: 0 every case ended well, 1 some did not, 2 the command line is wrong
+exit status: 0 every case ended well, 1 some did not, 2 the command line is wrong, 130 it was stopped
 END
 }
 
@@ -41,19 +49,27 @@ wrong() {
   say "run.sh: $*"
   exit 2
 }
-number() { case $2 in '' | *[!0-9]* | ???????*) wrong "$1 takes a whole number, not '$2'." ;; esac }
+number() { # option value: the value in $whole, without zeros before it, which would make it octal
+  case $2 in '' | *[!0-9]*) wrong "$1 takes a whole number, not '$2'." ;; esac
+  whole=$2
+  while [ "${#whole}" -gt 1 ] && [ "${whole#0}" != "$whole" ]; do whole=${whole#0}; done
+  [ "${#whole}" -lt 7 ] || wrong "$1 takes a whole number below a million, not '$2'."
+}
 
 while [ $# -gt 0 ]; do
   case $1 in
-    --seconds | --run-seconds | --only | --device | --to | --part-size) [ $# -gt 1 ] || wrong "$1 needs a value: ./run.sh --help" ;;
+    --seconds | --run-seconds | --only | --device | --reserve | --to | --part-size | --max-size | --max-files) [ $# -gt 1 ] || wrong "$1 needs a value: ./run.sh --help" ;;
   esac
   case $1 in
-    --seconds) number "$1" "$2"; seconds=$2; shift ;;
-    --run-seconds) number "$1" "$2"; run_seconds=$2; shift ;;
-    --only) only=$2; shift ;;
-    --device) number "$1" "$2"; device=$2; shift ;;
+    --seconds) number "$1" "$2"; seconds=$whole; shift ;;
+    --run-seconds) number "$1" "$2"; run_seconds=$whole; shift ;;
+    --only) only=,$(printf '%s' "$2" | tr ' ' ','),; shift ;;
+    --device) number "$1" "$2"; device=$whole; shift ;;
+    --reserve) number "$1" "$2"; reserve_mib=$whole; shift ;;
     --to) to=$2; shift ;;
-    --part-size) number "$1" "$2"; part_mib=$2; shift ;;
+    --part-size) number "$1" "$2"; part_mib=$whole; shift ;;
+    --max-size) number "$1" "$2"; most_mib=$whole; shift ;;
+    --max-files) number "$1" "$2"; most_files=$whole; shift ;;
     --with-oversubscription) oversubscribe=yes ;;
     --list) cut -f 1,2,5 "$here/cases.tsv"; exit 0 ;;
     -h | --help) usage; exit 0 ;;
@@ -62,25 +78,52 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ "$part_mib" -gt 0 ] || wrong "--part-size is 1 or more."
+[ "$most_mib" -gt 0 ] || wrong "--max-size is 1 or more."
+[ "$most_files" -gt 0 ] || wrong "--max-files is 1 or more."
+[ $((part_mib * most_files)) -ge "$most_mib" ] || most_mib=$((part_mib * most_files))
 [ "$run_seconds" -gt 0 ] || wrong "--run-seconds is 1 or more."
-[ -n "$to" ] || to=$here
-mkdir -p "$to" || wrong "--to: '$to' cannot be made."
-to=$(cd "$to" && pwd -P) || exit 1
+smi_device=$device
+if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then # programs count among these, and nvidia-smi does not
+  smi_device=$(printf ',%s\n' "$CUDA_VISIBLE_DEVICES" | cut -d , -f $((device + 2)) | tr -d ' ')
+  [ -n "$smi_device" ] || wrong "--device $device: CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES shows no such GPU."
+fi
+tab=$(printf '\t')
+wanted() { case ,$only in ,) ;; *",$1,"*) ;; *) return 1 ;; esac; } # every case, or those of --only
+if [ -n "$only" ]; then
+  set -f # a star in it is no file
+  for name in $(printf '%s' "$only" | tr ',' ' '); do
+    cut -f 1 "$here/cases.tsv" | grep -qxF -e "$name" || wrong "--only: there is no case '$name': ./run.sh --list"
+  done
+  set +f
+fi
+n_cases=0
+while IFS=$tab read -r name program footprint oversubscribes flags; do
+  if wanted "$name" && { [ "$oversubscribes" = no ] || [ "$oversubscribe" = yes ]; }; then n_cases=$((n_cases + 1)); fi
+done <"$here/cases.tsv"
+if [ $n_cases -eq 0 ]; then
+  case $only in
+    *[!,]*) wrong "--only names cases that oversubscribe, which are run with --with-oversubscription." ;;
+    *) wrong "--only names no case: ./run.sh --list" ;;
+  esac
+fi
 # nsys preloads its libraries by path, and the loader takes a blank or a colon for the end of one.
 case $here in *[[:space:]:]*) wrong "a path with blanks or colons does not work with nsys: move this folder." ;; esac
-results=$here/results
+[ -n "$to" ] || to=$here
+mkdir -p "$to" 2>/dev/null || wrong "--to: '$to' cannot be made."
+to=$(cd "$to" && pwd -P) || wrong "--to: '$to' cannot be entered."
+[ -w "$to" ] || wrong "'$to' cannot be written to: name another folder with --to FOLDER."
+base=$here
+[ -w "$here" ] || base=$to
+case $base in *[[:space:]:]*) wrong "--to: a path with blanks or colons does not work with nsys: give another." ;; esac
+results=$base/results
 [ ! -e "$results" ] || wrong "'$results' is there already: move it away."
 for left in "$to"/results.tar*; do
   [ ! -e "$left" ] || wrong "'$left' is there already: move it away, or give another place with --to."
 done
-tab=$(printf '\t')
-if [ -n "$only" ]; then
-  for name in $(printf '%s' "$only" | tr ',' ' '); do
-    cut -f 1 "$here/cases.tsv" | grep -qxF -e "$name" || wrong "--only: there is no case '$name': ./run.sh --list"
-  done
-fi
-mkdir -p "$results" "$results/work" || exit 1
+mkdir -p "$results/work" || wrong "'$base' cannot be written to: name another folder with --to FOLDER."
 cd "$here" || exit 1 # flags name the tapes from here
+[ $((seconds - PACKING_SECONDS)) -ge $LEAST_SECONDS ] ||
+  say "--seconds $seconds: $PACKING_SECONDS of them are kept for packing, so that few cases have time, or none"
 started=$(date +%s)
 
 # What this machine is. No serial number, no host, no user.
@@ -95,22 +138,25 @@ export CUDA_DEVICE_ORDER
 nsys=$here/nsys-target/target-linux-x64/nsys
 libraries=${LD_LIBRARY_PATH:-}
 # The libraries that came along may ask for a newer system than this: they are for where there are none.
-"$nsys" --version >/dev/null 2>&1 || libraries=${libraries:+$libraries:}$here/nsys-target/lib
-run_nsys() { LD_LIBRARY_PATH=$libraries "$nsys" "$@"; }
+timeout -k 5 20 "$nsys" --version >/dev/null 2>&1 || libraries=${libraries:+$libraries:}$here/nsys-target/lib
 
-ask_gpu() { timeout 20 nvidia-smi -i "$device" "--query-gpu=$1" --format=csv,noheader,nounits 2>/dev/null | head -n 1; }
-fact() { [ -z "$2" ] || printf '%s\t%s\n' "$1" "$(printf '%s' "$2" | tr '\t\n' '  ')"; }
-has_driver() { [ -r /proc/driver/nvidia/version ] || nvidia-smi -L >/dev/null 2>&1; }
+# Whoever asks a driver may wait for ever.
+limit() { timeout -k 5 "$@" 3<&- 4>&-; }
+ask_smi() { limit 20 nvidia-smi "$@" 2>/dev/null; }
+ask_gpu() { ask_smi -i "$smi_device" "--query-gpu=$1" --format=csv,noheader,nounits | head -n 1; }
+one_line() { tr '\000-\037\177' ' '; } # of what is put into a table
+fact() { [ -z "$2" ] || printf '%s\t%s\n' "$1" "$(printf '%s' "$2" | one_line)"; }
+has_driver() { [ -r /proc/driver/nvidia/version ] || ask_smi -L >/dev/null; }
 
 machine() {
-  fact nsys "$(run_nsys --version 2>/dev/null | sed -n 's/.*version \([0-9.]*\).*/\1/p' | head -n 1)"
+  fact nsys "$(LD_LIBRARY_PATH=$libraries limit 20 "$nsys" --version 2>/dev/null | sed -n 's/.*version \([0-9.]*\).*/\1/p' | head -n 1)"
   fact kernel "$(uname -r)"
   fact architecture "$(uname -m)"
   fact cpu "$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)"
   fact host_available_mib "$(host_mib)"
   fact started_utc "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
   fact driver "$(cat /sys/module/nvidia/version 2>/dev/null || ask_gpu driver_version)"
-  fact cuda "$(timeout 20 nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p' | head -n 1)"
+  fact cuda "$(ask_smi | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p' | head -n 1)"
   for key in name compute_cap memory.total memory.free mig.mode.current; do
     value=$(ask_gpu "$key")
     case $value in *[Ii]nvalid* | *[Nn]ot\ *) ;; *) fact "gpu.$key" "$value" ;; esac
@@ -118,7 +164,7 @@ machine() {
   for file in /sys/module/nvidia_uvm/parameters/*; do
     [ -r "$file" ] && fact "uvm.${file##*/}" "$(cat "$file" 2>/dev/null)"
   done
-  fact nvcc "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+  fact nvcc "$(limit 20 nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
 }
 
 host_mib() { sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null | awk '{ print int($1 / 1024) }'; }
@@ -127,27 +173,30 @@ free_mib() { ask_gpu memory.free | grep -x '[0-9][0-9]*'; }
 # The programs: as they came, or built here where these cannot run.
 
 bin=$here/bin
-runs() { "$bin/uvm_bench" --help >/dev/null 2>&1; }
-# A driver that is older than the CUDA of the programs refuses them with the status of no driver.
+runs() { limit 20 "$bin/uvm_bench" --help >/dev/null 2>&1; }
+# A driver that is older than the CUDA of the programs refuses them with the status of no driver, as one without a GPU does.
 refused() {
-  timeout -k 5 60 "$bin/uvm_bench" --pattern signature --bytes 2MiB --iterations 1 --device "$device" >/dev/null 2>&1
-  [ $? -eq 5 ]
+  limit 60 "$bin/uvm_bench" --pattern signature --bytes 2MiB --iterations 1 --device "$device" 2>&1 >/dev/null |
+    grep -q 'driver is made for CUDA'
 }
 build() {
   bin=$results/work/bin
   mkdir -p "$bin"
   for program in uvm_bench dl_bench; do
     say "building $program here"
-    (cd "$here/cuda" && timeout -k 5 "$(left)" nvcc -std=c++17 -O3 -lineinfo -arch=native -o "$bin/$program" "$program.cu") \
+    (cd "$here/cuda" && limit "$(at_least_one "$(left)")" nvcc -std=c++17 -O3 -lineinfo -arch=native -o "$bin/$program" "$program.cu") \
       >>"$results/build.log" 2>&1 || return 1
   done
 }
 choose_programs() {
   built=no
-  if ! runs; then
-    say "the programs that came along do not run on this system$(command -v nvcc >/dev/null || printf ', and there is no nvcc to build others')"
+  why_not=$(command -v nvcc >/dev/null || printf ', and there is no nvcc to build them')
+  if [ ! -e "$bin/uvm_bench" ]; then
+    say "only the sources of the programs came along$why_not"
+  elif ! runs; then
+    say "the programs that came along do not run on this system$why_not"
   elif has_driver && refused; then
-    say "the driver refuses the programs that came along: it is older than the CUDA that they were built with"
+    say "the driver refuses the programs that came along, as it is older than the CUDA that they were built with$why_not"
   else
     return
   fi
@@ -159,9 +208,9 @@ choose_programs() {
 # One case.
 
 left() { echo $((seconds - PACKING_SECONDS - ($(date +%s) - started))); }
+at_least_one() { [ "$1" -gt 0 ] && echo "$1" || echo 1; } # 0 would be no limit
 most() { # the time limit of one run, or what is left
-  most_left=$(left)
-  [ "$most_left" -gt 0 ] || most_left=1 # 0 would be no limit
+  most_left=$(at_least_one "$(left)")
   [ "$most_left" -lt "$run_seconds" ] && echo "$most_left" || echo "$run_seconds"
 }
 status_name() {
@@ -171,7 +220,9 @@ status_name() {
   esac
 }
 passed() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { printf "%.3f", b - a }'; }
-last_words() { grep -v '^[[:space:]]*$' "$1" 2>/dev/null | tail -n 1 | tr '\t' ' ' | cut -c 1-400; }
+last_words() { # the last line that says something; a progress bar writes its states over each other
+  tr '\r' '\n' <"$1" 2>/dev/null | tr '\000-\011\013-\037\177' ' ' | grep -v '^ *$' | tail -n 1 | cut -c 1-400
+}
 
 mark() { # case status alone recorded seconds_alone seconds_nsys stream_bytes reason
   printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$@" >>"$results/status.tsv"
@@ -180,18 +231,18 @@ mark() { # case status alone recorded seconds_alone seconds_nsys stream_bytes re
 
 lacks_memory() { # the reason, if there is too little for a footprint in MiB
   there=$(free_mib) || there=''
-  if [ -n "$there" ] && [ "$there" -lt $(($1 + RESERVE_MIB)) ]; then
-    echo "GPU $device has $there MiB free, and this takes $1 and leaves $RESERVE_MIB: end what uses it"
+  if [ -n "$there" ] && [ "$there" -lt $(($1 + reserve_mib)) ]; then
+    echo "GPU $device has $there MiB free, and this takes $1 and leaves $reserve_mib: end what uses it, or --reserve MIB"
     return
   fi
   there=$(host_mib)
-  if [ -n "$there" ] && [ "$there" -lt $((2 * $1 + RESERVE_MIB)) ]; then
-    echo "this machine has $there MiB of memory available, and this takes up to $((2 * $1)) and leaves $RESERVE_MIB"
+  if [ -n "$there" ] && [ "$there" -lt $((2 * $1 + reserve_mib)) ]; then
+    echo "this machine has $there MiB of memory available, and this takes up to $((2 * $1)) and leaves $reserve_mib: --reserve MIB"
   fi
 }
 
 limited() { # command...: its status; a signal to this script reaches it
-  timeout -k 20 "$(most)" "$@" &
+  timeout -k 20 "$(most)" "$@" 3<&- 4>&- &
   child=$!
   wait $child
   limited_code=$?
@@ -199,10 +250,28 @@ limited() { # command...: its status; a signal to this script reaches it
   return $limited_code
 }
 
+# nsys gives its program a session of its own, so that one which does not end when it is told to lives on. What a run
+# starts has a word in its environment, by which it is found.
+ours() { # PIDs of what this run has left
+  grep -lF "NSAN_DEVICE_CHECK=$$" /proc/[0-9]*/environ 2>/dev/null | sed 's|^/proc/\([0-9]*\)/.*|\1|' | while read -r pid; do
+    case $(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$pid/status" 2>/dev/null) in '' | Z) ;; *) echo "$pid" ;; esac
+  done
+}
+end_all() { # false if something cannot be ended: then the driver hangs
+  for _ in 1 2 3 4 5 6 7 8 9 10; do
+    rest=$(ours)
+    [ -n "$rest" ] || return 0
+    # shellcheck disable=SC2086 -- PIDs are words
+    kill -KILL $rest 2>/dev/null
+    sleep 1
+  done
+  return 1
+}
+
 alone() { # program flags...: its status
   program=$1
   shift
-  limited "$bin/$program" "$@" --out "$results/$name.alone" >"$results/work/stdout" 2>"$results/work/stderr"
+  limited env NSAN_DEVICE_CHECK=$$ "$bin/$program" "$@" --out "$results/$name.alone" >"$results/work/stdout" 2>"$results/work/stderr"
   code=$?
   { echo "# alone: $program $*"; cat "$results/work/stdout" "$results/work/stderr"; } >>"$results/$name.log"
   return $code
@@ -212,7 +281,7 @@ under_nsys() { # program flags...: the status of the program, which nsys passes 
   program=$1
   shift
   # shellcheck disable=SC2046 -- the switches are words
-  limited env LD_LIBRARY_PATH="$libraries" "$nsys" profile $(cat "$here/switches") --output "$results/$name" \
+  limited env NSAN_DEVICE_CHECK=$$ LD_LIBRARY_PATH="$libraries" "$nsys" profile $(cat "$here/switches") --output "$results/$name" \
     "$bin/$program" "$@" --out "$results/$name.truth" >"$results/work/nsys" 2>&1
   code=$?
   { echo "# under nsys: $program $*"; cat "$results/work/nsys"; } >>"$results/$name.log"
@@ -230,6 +299,7 @@ run_case() { # program footprint_mib flags...
   began=$(date +%s.%N)
   alone "$program" "$@" --device "$device"
   code_alone=$?
+  end_all || stuck=$name
   seconds_alone=$(passed "$began") reason=$(last_words "$results/work/stderr")
   status=$(status_name $code_alone)
   if [ "$status" = timed_out ]; then
@@ -244,18 +314,18 @@ run_case() { # program footprint_mib flags...
     code=$?
   fi
   seconds_nsys=$(passed "$began")
+  end_all || stuck=$name
   if [ ! -s "$results/$name.qdstrm" ]; then
     status=no_stream reason="nsys made no stream: $(last_words "$results/work/nsys")"
   elif [ "$status" = ok ] && [ $code -ne 0 ]; then
     status=$(status_name $code)
     reason="it ended well alone, and with status $code under nsys: $name.log"
+    [ "$status" != timed_out ] || reason="it ended well alone, and not in time under nsys: --run-seconds N"
   fi
   [ "$status" = ok ] && reason=''
   bytes=$(wc -c <"$results/$name.qdstrm" 2>/dev/null | tr -d ' ')
   mark "$name" "$status" $code_alone $code "$seconds_alone" "$seconds_nsys" "$bytes" "$reason"
 }
-
-wanted() { [ -z "$only" ] || printf ',%s,' "$only" | grep -qF -e ",$1,"; }
 
 record() { # every case that is wanted, those that oversubscribe only if asked for
   while IFS=$tab read -r name program footprint oversubscribes flags <&3; do
@@ -269,41 +339,99 @@ record() { # every case that is wanted, those that oversubscribe only if asked f
       mark "$name" not_run '' '' '' '' '' "the $seconds s were over: ./run.sh --seconds N, or --only $name"
       continue
     fi
+    if [ -n "$stuck" ]; then
+      mark "$name" not_run '' '' '' '' '' "a program of $stuck does not end, even when it is killed: the driver hangs"
+      continue
+    fi
+    under_way=$name
     # shellcheck disable=SC2086 -- flags are words
     run_case "$program" "$footprint" $flags
+    under_way=''
   done 3<"$here/cases.tsv"
 }
 
 # What comes home.
 
+own_xz() { LD_LIBRARY_PATH=$here/tools/lib "$here/tools/xz" "$@"; }
+has_xz() { echo 1 | xz 2>/dev/null | xz -d >/dev/null 2>&1; }
+has_own_xz() { echo 1 | own_xz 2>/dev/null | own_xz -d >/dev/null 2>&1; }
+with_xz() { # seconds: with that of this machine, or the one that came along; -6 where there is not the memory for -9
+  for level in 9 6; do
+    if has_xz; then
+      timeout -k 5 "$1" xz -$level results.tar 2>/dev/null
+    elif has_own_xz; then
+      timeout -k 5 "$1" env LD_LIBRARY_PATH="$here/tools/lib" "$here/tools/xz" -$level results.tar 2>/dev/null
+    else
+      return 1
+    fi
+    with_xz_code=$?
+    case $with_xz_code in 0) return 0 ;; 124 | 137) return 1 ;; esac
+    rm -f results.tar.xz
+  done
+  return 1
+}
 compress() { # results.tar: with xz, which finds what the streams have in common; else gzip; else as it is
-  if command -v xz >/dev/null && timeout -k 5 "$1" xz -9 results.tar 2>/dev/null; then return; fi
+  if with_xz "$1"; then return; fi
   rm -f results.tar.xz
   if command -v gzip >/dev/null && gzip -6 results.tar; then return; fi
   rm -f results.tar.gz
+}
+too_much() { # by how many thousandths the archive is larger than what may leave; nothing if it is not
+  wc -c results.tar* | awk -v most=$((most_mib * 1048576)) '$1 > most { print int(1000 * ($1 - most) / $1) + 1 }'
+}
+leave_out() { # thousandths: the largest streams that together are as much of all of them; false if there are none
+  sizes=$(cd "$results" && wc -c *.qdstrm 2>/dev/null | grep -v ' total$' | sort -k 1,1nr -k 2)
+  [ -n "$sizes" ] || return 1
+  for name in $(printf '%s\n' "$sizes" | awk -v share="$1" '
+      { size[NR] = $1; name[NR] = $2; all += $1 }
+      END { for (i = 1; i <= NR && (i == 1 || gone * 1000 < all * share); i++) { gone += size[i]; print name[i] } }'); do
+    rm -f "$results/$name"
+    name=${name%.qdstrm}
+    why="its stream was left out, as the archive may have $most_mib MiB: --max-size MIB, --max-files N, or --only $name"
+    awk -F '\t' -v OFS='\t' -v name="$name" -v why="$why" '$1 == name { $2 = "left_out"; $8 = why } { print }' \
+      "$results/status.tsv" >"$results/status.new" && mv "$results/status.new" "$results/status.tsv"
+    say "$name: $why"
+  done
+}
+pack() { # the archive; without the largest streams where it would be too large
+  while :; do
+    rm -f results.tar*
+    tar cf results.tar -C "$base" results || return 1
+    spent=$(($(date +%s) - started))
+    compress $((seconds - spent > 20 ? seconds - spent : 20))
+    excess=$(too_much)
+    [ -n "$excess" ] && leave_out "$excess" || return 0
+  done
 }
 bring_together() {
   rm -rf "$results/work"
   cp "$here/cases.tsv" "$here/switches" "$here/pack.json" "$results/"
   cd "$to" || return 1
-  tar cf results.tar -C "$here" results || return 1
-  spent=$(($(date +%s) - started))
-  compress $((seconds - spent > 20 ? seconds - spent : 20))
+  pack || return 1
+  echo
+  awk -F '\t' 'NR == 1 { printf "%-22s %-11s %9s %10s %10s  %s\n", "case", "status", "alone", "with nsys", "stream", "reason"; next }
+    { printf "%-22s %-11s %9s %10s %10s  %s\n", $1, $2, $5 == "" ? "" : sprintf("%.1f s", $5),
+      $6 == "" ? "" : sprintf("%.1f s", $6), $7 == "" ? "" : sprintf("%.1f MiB", $7 / 1048576), $8 }' "$results/status.tsv"
+  echo
   for archive in results.tar*; do
     if [ "$(wc -c <"$archive")" -gt $((part_mib * 1048576)) ]; then
       split -b "${part_mib}m" "$archive" "$archive.part-" && rm -f "$archive"
     fi
   done
-  for file in results.tar*; do say "bring home: $to/$file ($(wc -c <"$file" | tr -d ' ') byte)"; done
+  for file in results.tar*; do
+    say "bring home: $to/$file ($(wc -c <"$file" | awk '{ printf $1 < 1048576 ? "%.1f KiB" : "%.1f MiB", $1 / ($1 < 1048576 ? 1024 : 1048576) }'))"
+  done
 }
 
-child=''
+child='' under_way='' stuck=''
 interrupted() {
   trap '' INT TERM HUP
   if [ -n "$child" ]; then
     kill "$child" 2>/dev/null # nsys ends its program, and writes what it has
     wait "$child"
   fi
+  end_all
+  [ -z "$under_way" ] || mark "$under_way" interrupted '' '' '' '' '' "run.sh was stopped while it ran"
   say 'run.sh: interrupted; what was recorded so far is packed.'
   bring_together
   exit 130
@@ -315,9 +443,5 @@ machine >"$results/machine.txt"
 choose_programs
 fact programs "$([ $built = yes ] && echo 'built here' || echo 'as packed')" >>"$results/machine.txt"
 record
-echo
-cut -f 1,2,5,6,7,8 "$results/status.tsv" | awk -F '\t' '{ printf "%-22s %-10s %13s %12s %12s  %s\n", $1, $2, $3, $4, $5, $6 }'
-echo
 bring_together || exit 1
-[ "$(tail -n +2 "$results/status.tsv" | wc -l)" -gt 0 ] || wrong 'no case was left to run.'
 ! tail -n +2 "$results/status.tsv" | cut -f 2 | grep -qvx ok

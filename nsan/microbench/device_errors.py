@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from nsan.errors import NsanError
 
+_ANOTHER_NSYS: Final = "Name another version with --nsys-folder, as /opt/nvidia/nsight-systems/2023.4.4: that one is known to work."
+
 
 class NotPackableError(NsanError):
-    """An nsys cannot be packed for another machine; ``problem`` says why."""
+    """An nsys, or a program, cannot be packed for another machine; ``problem`` says why."""
 
-    def __init__(self, folder: Path, problem: str) -> None:
-        self.folder, self.problem = folder, problem
-        super().__init__(
-            f"{folder} cannot be packed for another machine: {problem}.\n"
-            "Name another version with --nsys-folder, as /opt/nvidia/nsight-systems/2023.4.4: that one is known to work."
-        )
+    def __init__(self, path: Path, problem: str, advice: str = _ANOTHER_NSYS) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(f"{path} cannot be packed for another machine: {problem}.\n{advice}")
 
 
 class ResultsError(NsanError):

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import re
 import shutil
 import tarfile
@@ -38,6 +39,11 @@ PROGRAMS: Final = ("uvm_bench", "dl_bench")
 
 _SCRIPT: Final = Path(__file__).parent / "device_check.sh"
 _TARGET: Final = "nsys-target"
+_TOOLS: Final = "tools"
+_TRIAL_DATA: Final = b"results of a device check\n" * 64
+_HEADERS: Final = "nsan"
+_CMAKE: Final = "CMakeLists.txt"
+_SOURCE_SUFFIXES: Final = frozenset({".cu", ".cuh", ".hpp"})
 _NEEDED: Final = (
     "nsys",
     "nsys-launcher",
@@ -64,6 +70,8 @@ A device check of nsan: records small CUDA programs on a GPU machine where nothi
   ./run.sh --help     what it does, and its options
   ./run.sh            about {minutes} minutes; results.tar.xz beside it is what to bring home
 
+It needs sh, tar, awk, sed, grep and the core utilities. Without xz it takes the one in tools, and else gzip.
+
 At home: nsan bench device-check --import results.tar.xz -o FOLDER
 The streams of nsys in the results hold names of processes and the host of this machine: keep them to yourself.
 The folder nsys-target is NVIDIA's, under the licence of Nsight Systems: do not pass this archive on.
@@ -89,6 +97,8 @@ class Packed:
         Those that are in it ready to run; the sources of all are.
     cases : tuple of str
         What the script records.
+    brings_xz : bool
+        Whether it has an xz for machines without one: results are a tenth with it.
     """
 
     path: Path
@@ -96,6 +106,7 @@ class Packed:
     nsys_version: str
     programs: tuple[str, ...]
     cases: tuple[str, ...]
+    brings_xz: bool
 
 
 @dataclass(frozen=True)
@@ -148,9 +159,12 @@ def pack(
     version = nsys_cli.version_of(target / "nsys")
     try:
         with tempfile.TemporaryDirectory(prefix="nsan-pack-") as scratch:
+            own = list(_own(programs, version))
+            _check_names_nobody(own)
             recorder = _recorder(target)
             _try_out(recorder, Path(scratch), target)
-            members = [*recorder, *_own(programs, version)]
+            packer = _packer(Path(scratch))
+            members = [*recorder, *packer, *own]
             if tell is not None:
                 how_long = ": about a minute" if suffix == SUFFIXES[0] else ""
                 tell(f"packing {len(members)} files{how_long}")
@@ -159,7 +173,7 @@ def pack(
     except OSError as error:
         raise OutputWriteError(output, error.strerror or str(error)) from error
     names = tuple(case.name for case in cases())
-    return Packed(output, size, version, tuple(sorted(programs)), names)
+    return Packed(output, size, version, tuple(sorted(programs)), names, brings_xz=bool(packer))
 
 
 def _checked(output: Path, *, overwrite: bool) -> str:
@@ -172,6 +186,26 @@ def _checked(output: Path, *, overwrite: bool) -> str:
     if output.exists() and not overwrite:
         raise OutputExistsError(output)
     return suffix
+
+
+def _check_names_nobody(members: list[_Member]) -> None:
+    """Refuse what holds the folder of the sources or the user's home, which may name them: it goes to others."""
+    home = os.path.expanduser("~").rstrip("/")  # noqa: PTH111 - a home that cannot be found is none
+    folders = [building.SOURCES, Path(nsan.__file__).parent]
+    private = {os.fsencode(folder): "the folder of its sources" for folder in folders}
+    if home.startswith("/"):
+        private[os.fsencode(home) + b"/"] = "your home folder"
+    for member in members:
+        data = _data(member)
+        for own, what in private.items():
+            if own not in data:
+                continue
+            path = member.data if isinstance(member.data, Path) else Path(member.name)
+            name = member.name.removeprefix("bin/")
+            if name in PROGRAMS:
+                problem = f"this nvcc wrote {what} into {name}"
+                raise NotPackableError(path, problem, "Pack the sources alone: --sources-only.")
+            raise NotPackableError(path, f"it holds {what}", "Take that out of it.")
 
 
 def _target_folder(named: Path | None) -> Path:
@@ -234,11 +268,10 @@ def _libraries(program: Path, target: Path) -> dict[str, Path]:
 
 def _try_out(recorder: list[_Member], scratch: Path, target: Path) -> None:
     """Profile a program with nothing but what is packed, in a bare environment: a stream must come of it."""
-    for member in recorder:
-        place = scratch / member.name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        assert isinstance(member.data, Path)  # noqa: S101 - the recorder is files
-        shutil.copy(member.data, place)
+    if re.search(r"[\s:]", str(scratch)):
+        problem = f"nsys does not run in a folder with a blank or colon in its path, as {scratch.parent} has"
+        raise NotPackableError(target, problem, "Try it out elsewhere: TMPDIR=/tmp nsan ...")
+    _put(recorder, scratch)
     nsys = scratch / _TARGET / "target-linux-x64" / "nsys"
     stream = scratch / "trial.qdstrm"
     bare: list[Path | str] = [
@@ -260,6 +293,38 @@ def _try_out(recorder: list[_Member], scratch: Path, target: Path) -> None:
         )
 
 
+def _put(members: list[_Member], scratch: Path) -> None:
+    """Lay members in a folder as the archive will."""
+    for member in members:
+        place = scratch / member.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        assert isinstance(member.data, Path)  # noqa: S101 - these are files
+        shutil.copy(member.data, place)
+
+
+def _packer(scratch: Path) -> list[_Member]:
+    """List the xz of this machine with what it needs beside the C library, if it works in a bare environment."""
+    found = shutil.which("xz")
+    if found is None:
+        return []
+    program = Path(found).resolve()
+    members = [_Member(f"{_TOOLS}/xz", program, executable=True)]
+    members += [
+        _Member(f"{_TOOLS}/lib/{name}", path) for name, path in _libraries(program, scratch).items()
+    ]
+    _put(members, scratch)
+    tried = scratch / "trial"
+    tried.write_bytes(_TRIAL_DATA)
+    bare: list[Path | str] = ["env", "-i", f"LD_LIBRARY_PATH={scratch / _TOOLS / 'lib'}"]
+    command = [*bare, scratch / _TOOLS / "xz", "-9", tried]
+    done = nsys_cli.run_tool(command, about=program, seconds=_TRIAL_SECONDS)
+    try:
+        made = lzma.decompress(tried.with_name("trial.xz").read_bytes())
+    except (OSError, lzma.LZMAError):
+        return []
+    return members if not done.status and made == _TRIAL_DATA else []
+
+
 def _own(programs: Mapping[str, Path], nsys_version: str) -> Iterator[_Member]:
     """List what is nsan's: the script with its cases, the programs, their sources."""
     yield _Member("run.sh", _SCRIPT, executable=True)
@@ -277,9 +342,16 @@ def _own(programs: Mapping[str, Path], nsys_version: str) -> Iterator[_Member]:
     yield _Member("pack.json", (json.dumps(facts, indent=1) + "\n").encode())
     for name, path in sorted(programs.items()):
         yield _Member(f"bin/{name}", path, executable=True)
-    for path in sorted(building.SOURCES.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield _Member(f"cuda/{path.relative_to(building.SOURCES)}", path)
+    for path in _sources():
+        yield _Member(f"cuda/{path.relative_to(building.SOURCES)}", path)
+
+
+def _sources() -> Iterator[Path]:
+    """List what programs are built from, and nothing that a build has left among it."""
+    for folder in (building.SOURCES, *building.SOURCES.glob(f"{_HEADERS}/")):
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and (path.suffix in _SOURCE_SUFFIXES or path.name == _CMAKE):
+                yield path
 
 
 def _write(members: list[_Member], output: Path, suffix: str) -> None:
@@ -315,8 +387,12 @@ def _compressed(path: Path, suffix: str) -> Iterator[BinaryIO]:
             yield file
 
 
+def _data(member: _Member) -> bytes:
+    return member.data if isinstance(member.data, bytes) else member.data.read_bytes()
+
+
 def _add(archive: tarfile.TarFile, member: _Member) -> None:
-    data = member.data if isinstance(member.data, bytes) else member.data.read_bytes()
+    data = _data(member)
     entry = tarfile.TarInfo(f"{FOLDER}/{member.name}")
     entry.size, entry.mtime = len(data), _TIME
     entry.mode = 0o755 if member.executable else 0o644

@@ -5,17 +5,18 @@ The archive comes from another machine, so it is data: nothing in it decides whe
 
 from __future__ import annotations
 
-import csv
+import gzip
 import io
 import json
 import lzma
+import math
 import re
 import tarfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, cast
 
 from nsan.errors import InputMissingError
 from nsan.microbench.device_errors import ResultsError
@@ -24,14 +25,22 @@ ROOT: Final = "results"
 CASES: Final = "cases.tsv"
 STATUS: Final = "status.tsv"
 MACHINE: Final = "machine.txt"
+ABOUT: Final = "check.json"
+"""What an imported check says of itself, beside the folders of its cases."""
+
+UNREADABLE: Final = "unreadable"
+"""Status of a case whose line cannot be read; the others are not lost for it."""
 
 _PART: Final = re.compile(r"(?P<whole>.+)\.part-(?P<number>[a-z]{2})")
 _ARCHIVE: Final = re.compile(r".+\.tar(?:\.xz|\.gz)?(?:\.part-[a-z]{2})?")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MOST_BYTES: Final = 8 << 30
 _MOST_MEMBERS: Final = 20_000
+_LARGEST_TABLE: Final = 4 << 20
 _DEEPEST: Final = 3
 _CHUNK_BYTES: Final = 1 << 20
+_MOST_AT_ONCE: Final = _CHUNK_BYTES + (64 << 10)
+_TAKEN: Final = frozenset({ABOUT, CASES, STATUS, MACHINE})
 _COLUMNS: Final = (
     "case",
     "status",
@@ -53,7 +62,7 @@ class CaseResult:
     name : str
         Of the case, and of its files.
     status : str
-        "ok", or what kept it from that.
+        "ok", or what kept it from that; :data:`UNREADABLE` if its line cannot be read.
     exit_alone, exit_recorded : int or None
         Exit statuses without nsys and under it; None: it was not run.
     seconds_alone, seconds_nsys : float or None
@@ -131,11 +140,18 @@ def unpack(paths: Sequence[Path], folder: Path) -> Results:
     try:
         with _joined(parts) as joined, _unpacked(joined, parts[0]) as archive:
             _extract(archive, folder, parts[0])
-    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
+    except _DAMAGES as error:
         raise ResultsError(
             parts[0], f"it is damaged, or not all of it is here ({error})"
         ) from error
     return _read(folder / ROOT, parts[0])
+
+
+_DAMAGES: Final = (
+    *(tarfile.TarError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError),
+    # Of headers that hold no numbers where some belong, or headers of headers without end.
+    *(ValueError, OverflowError, RecursionError),
+)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -214,28 +230,66 @@ def _joined(parts: Sequence[Path]) -> io.BufferedReader:
     return io.BufferedReader(_Joined(parts), _CHUNK_BYTES)
 
 
+class _Forward:
+    """What tarfile reads: forwards only, and never much at once.
+
+    A header says itself how large it is, and tarfile would read all of it into memory.
+    """
+
+    def __init__(self, stream: IO[bytes], first: Path) -> None:
+        self._stream, self._first, self._at = stream, first, 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, n_bytes: int) -> bytes:
+        if not 0 <= n_bytes <= _MOST_AT_ONCE:
+            raise ResultsError(self._first, "it has a header larger than any that tar writes")
+        data = self._stream.read(n_bytes)
+        self._at += len(data)
+        if self._at > _MOST_BYTES:
+            raise ResultsError(self._first, _FAR_MORE)
+        return data
+
+    def seek(self, to: int) -> None:
+        while self._at < to and self.read(min(to - self._at, _CHUNK_BYTES)):
+            pass
+        if self._at > to:
+            raise ResultsError(self._first, "it cannot be read from its start to its end")
+
+
+_FAR_MORE: Final = "it holds far more than a device check makes"
+
+
 def _unpacked(joined: io.BufferedReader, first: Path) -> tarfile.TarFile:
     head = joined.peek(6)
+    stream: IO[bytes] = joined
     if head.startswith(b"\xfd7zXZ\x00"):
-        return tarfile.open(fileobj=joined, mode="r|xz")
-    if head.startswith(b"\x1f\x8b"):
-        return tarfile.open(fileobj=joined, mode="r|gz")
-    if not head:
+        stream = lzma.open(joined)  # noqa: SIM115 - it owns nothing: what it reads is closed
+    elif head.startswith(b"\x1f\x8b"):
+        stream = cast("IO[bytes]", gzip.GzipFile(fileobj=joined))
+    elif not head:
         raise ResultsError(first, "it is empty")
-    return tarfile.open(fileobj=joined, mode="r|")
+    return tarfile.open(fileobj=cast("IO[bytes]", _Forward(stream, first)), mode="r:")
 
 
 def _extract(archive: tarfile.TarFile, folder: Path, first: Path) -> None:
     """Write files and folders below ``results``; anything else is refused, whatever it is."""
     n_bytes = 0
+    files: set[Path] = set()
+    folders: set[Path] = set()
     for n_members, member in enumerate(archive):
         place = _place(member, first)
         n_bytes += member.size
         if n_bytes > _MOST_BYTES or n_members > _MOST_MEMBERS:
-            raise ResultsError(first, "it holds far more than a device check makes")
+            raise ResultsError(first, _FAR_MORE)
+        folders |= {*place.parents, *([place] * member.isdir())}
+        if place in files or (member.isfile() and place in folders) or files & folders:
+            raise ResultsError(first, f"it holds {member.name!r} twice")
         if member.isdir():
             (folder / place).mkdir(parents=True, exist_ok=True)
             continue
+        files.add(place)
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         source = archive.extractfile(member)
         assert source is not None  # noqa: S101 - it is a file
@@ -257,6 +311,9 @@ def _place(member: tarfile.TarInfo, first: Path) -> Path:
 def _read(folder: Path, first: Path) -> Results:
     if not (folder / STATUS).is_file():
         raise ResultsError(first, f"it holds no {ROOT}/{STATUS}")
+    for name in (STATUS, CASES, MACHINE, "switches", "pack.json"):
+        if (folder / name).is_file() and (folder / name).stat().st_size > _LARGEST_TABLE:
+            raise ResultsError(first, f"its {name} is far larger than that of a device check")
     asked = {row[0]: (row[1], row[4]) for row in _table(folder / CASES) if len(row) == 5}
     machine = {row[0]: row[1] for row in _table(folder / MACHINE) if len(row) == 2}
     switches = tuple(row[0] for row in _table(folder / "switches") if row)
@@ -264,6 +321,13 @@ def _read(folder: Path, first: Path) -> Results:
     if not rows or tuple(rows[0]) != _COLUMNS:
         raise ResultsError(first, f"the head of its {STATUS} is not that of this version of nsan")
     cases = tuple(_case(row, asked, first) for row in rows[1:])
+    seen: set[str] = set()
+    for case in cases:
+        if case.name in _TAKEN:
+            raise ResultsError(first, f"a case in its {STATUS} is called {case.name!r}")
+        if case.name in seen:
+            raise ResultsError(first, f"its {STATUS} has the case {case.name!r} twice")
+        seen.add(case.name)
     return Results(folder, machine, switches, _about(folder / "pack.json"), cases)
 
 
@@ -278,33 +342,42 @@ def _about(path: Path) -> dict[str, Any]:
 def _table(path: Path) -> list[list[str]]:
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return list(csv.reader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE))
+    # Whatever else a program says, only these two part lines and cells.
+    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    return [line.removesuffix("\r").split("\t") for line in lines if line]
 
 
 def _case(row: list[str], asked: dict[str, tuple[str, str]], first: Path) -> CaseResult:
-    if len(row) != len(_COLUMNS) or not _NAME.fullmatch(row[0]):
+    """Read a line; one that cannot be read is marked, as its trace may be all right."""
+    if not _NAME.fullmatch(row[0]):
         raise ResultsError(first, f"a line of its {STATUS} cannot be read: {row}")
-    cells = dict(zip(_COLUMNS, row, strict=True))
     program, flags = asked.get(row[0], ("", ""))
-    try:
-        return CaseResult(
-            name=row[0],
-            status=cells["status"],
-            exit_alone=_optional(int, cells["alone"]),
-            exit_recorded=_optional(int, cells["recorded"]),
-            seconds_alone=_optional(float, cells["seconds_alone"]),
-            seconds_nsys=_optional(float, cells["seconds_nsys"]),
-            reason=cells["reason"],
-            flags=flags,
-            program=program,
-        )
-    except ValueError as error:
-        raise ResultsError(first, f"a line of its {STATUS} cannot be read: {row}") from error
+    if len(row) == len(_COLUMNS):
+        cells = dict(zip(_COLUMNS, row, strict=True))
+        try:
+            return CaseResult(
+                name=row[0],
+                status=cells["status"],
+                exit_alone=_status(cells["alone"]),
+                exit_recorded=_status(cells["recorded"]),
+                seconds_alone=_seconds(cells["seconds_alone"]),
+                seconds_nsys=_seconds(cells["seconds_nsys"]),
+                reason=cells["reason"],
+                flags=flags,
+                program=program,
+            )
+        except ValueError:
+            pass
+    reason = f"its line of {STATUS} cannot be read: {row}"
+    return CaseResult(row[0], UNREADABLE, None, None, None, None, reason, flags, program)
 
 
-_Number = TypeVar("_Number", int, float)
+def _status(text: str) -> int | None:
+    return int(text) if text else None
 
 
-def _optional(read: type[_Number], text: str) -> _Number | None:
-    return read(text) if text else None
+def _seconds(text: str) -> float | None:
+    seconds = float(text) if text else None
+    if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(text)
+    return seconds

@@ -11,45 +11,49 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import nsan
-from nsan.errors import (
-    NsanError,
-    OutputExistsError,
-    OutputWriteError,
-    PlaceTakenError,
-    ProgramNotFoundError,
-    StoreWriteError,
-)
+from nsan.errors import NsanError, OutputWriteError, ProgramNotFoundError, StoreWriteError
 from nsan.io import nsys_cli
-from nsan.io.bench_truth import BENCH, BENCH_FORMAT, TRUTH_SUFFIX, TruthError, read_about
+from nsan.io.bench_truth import (
+    BENCH,
+    BENCH_FORMAT,
+    EXPECTED,
+    TRUTH_SUFFIX,
+    TruthError,
+    read_about,
+)
 from nsan.io.manifest import STORE_BESIDE, read_manifest
 from nsan.io.recording import Ran, record, run_alone
-from nsan.io.tidy import put_in_place
 from nsan.microbench.conditions import condition_of
 from nsan.microbench.errors import BenchEndedError
+from nsan.microbench.places import (
+    ALONE_SUFFIX,
+    OK,
+    TAPE_SUFFIX,
+    check_place,
+    making,
+    resolved,
+)
+from nsan.microbench.reasons import reason_of, without_folders
 from nsan.microbench.work import Work
 from nsan.nsys_errors import RecorderNotFoundError
 
-OK: Final = "ok"
-ALONE_SUFFIX: Final = ".alone"
-TAPE_SUFFIX: Final = ".tape"
 FAILED: Final = "failed"
 NOT_RECORDED: Final = "not_recorded"
 STATUSES: Final = {0: OK, 1: FAILED, 2: "usage", 5: "no_driver", 6: "skipped", 7: "refused"}
 """How a program ends, by its exit status; any other is a failure."""
 
-MACHINE_WIDE: Final = frozenset({"usage", "no_driver"})
-"""Ends that any other run on this machine with these flags would have, too."""
+_USAGE: Final = "usage"
+_NO_DRIVER: Final = "no_driver"
+_NO_FLAG: Final = ("unknown flag", "unrecognized arguments")
+"""What programs say of a flag that they do not have, whatever its value and the other flags are."""
 
 _HISTORY: Final = "history.csv"
-_MAKING: Final = "benchmarking"
-_PATH: Final = re.compile(r"(?<![\w.~-])~?/[^\s'\"()]*/")
 
 Tell = Callable[[str], None]
 """Takes a line about what is going on."""
@@ -113,49 +117,24 @@ def run(
     Raises
     ------
     BenchEndedError
-        If there is no driver, or the program does not understand its flags: then nothing is left.
+        If there is no driver, or the program does not understand its flags: then nothing is left. In a sweep,
+        where other runs have other values, it is only a flag that it does not know.
+    RunKeptError
+        If something came to the place meanwhile: the run is kept beside it.
     NsanError
-        If there is no program or no nsys, the place cannot be written, or nsys fails; then nothing is left.
+        If there is no program or no nsys, or the place cannot be written; then nothing is left.
     """
-    place = place.absolute() if place.name not in {"", ".."} else place.resolve()
+    place = resolved(place)
     check_place(place, overwrite=overwrite)
     if profiled and nsys_cli.find_nsys() is None:
         raise RecorderNotFoundError
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with put_in_place(place, _MAKING) as folder:
-            making = _Making(work, folder, place.name, shown, tell)
-            document = making.make(profiled=profiled)
+        with making(place, overwrite=overwrite) as folder:
+            document = _Making(work, folder, place.name, shown, tell).make(profiled=profiled)
     except OSError as error:
         raise OutputWriteError(place, error.strerror or str(error)) from error
     return finished(place, document)
-
-
-def check_place(place: Path, *, overwrite: bool) -> None:
-    """Refuse a place where a run that ended well, or anything else, would be lost.
-
-    Raises
-    ------
-    OutputExistsError, PlaceTakenError
-        If so.
-    """
-    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
-        return
-    document = read_document(place)
-    if document is None:
-        raise PlaceTakenError(place, "is there, and is no run of `nsan bench`")
-    if document["status"] == OK and not overwrite:
-        raise OutputExistsError(place, "holds a run that ended well")
-
-
-def read_document(place: Path) -> dict[str, Any] | None:
-    """Read ``bench.json`` of a run; None if it is none, or of another version of nsan."""
-    try:
-        found = json.loads((place / BENCH).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    fits = isinstance(found, dict) and found.get("nsan_bench") == BENCH_FORMAT
-    return found if fits and {"status", "digest", "condition"} <= found.keys() else None
 
 
 def finished(place: Path, document: dict[str, Any]) -> Outcome:
@@ -187,13 +166,22 @@ class _Making:
         started = dt.datetime.now(dt.UTC)
         alone = run_alone(self.work.command(out, tape), shown=self.shown)
         document = self._document(alone, out, started, profiled=profiled)
-        if document["status"] in MACHINE_WIDE:
+        if self._stops(document):
             raise BenchEndedError(self.work.program, document["exit_status"], document["reason"])
         if profiled and document["status"] == OK:
             document |= self._recorded_or_not(alone, tape)
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
         (self.folder / BENCH).write_text(text, encoding="utf-8")
         return document
+
+    def _stops(self, document: Mapping[str, Any]) -> bool:
+        """Say whether no other run would go otherwise: of the same flags, or of any in a sweep."""
+        if document["status"] != _USAGE or not self.work.asked:
+            return document["status"] in {_USAGE, _NO_DRIVER}
+        return str(document["reason"]).startswith(_NO_FLAG)
+
+    def _clean(self, text: str) -> str:
+        return without_folders(text, (self.folder, self.folder.parent, self.work.path.parent))
 
     def _say(self, what: str) -> None:
         if self.tell is not None:
@@ -203,14 +191,18 @@ class _Making:
         self, alone: Ran, out: Path, started: dt.datetime, *, profiled: bool
     ) -> dict[str, Any]:
         about = _about(out)
-        status = STATUSES.get(alone.status, FAILED)
+        status, reason = STATUSES.get(alone.status, FAILED), None
+        if status != OK:
+            reason = self._clean(reason_of(self.work.program, alone, about, STATUSES))
+        elif not about:
+            status, reason = FAILED, f"it wrote no tables: it is no {self.work.program}"
         return {
             "nsan_bench": BENCH_FORMAT,
             "nsan_version": nsan.__version__,
             "program": self.work.program,
             "digest": self.work.digest(profiled=profiled),
             "status": status,
-            "reason": None if status == OK else _reason(self.work.program, alone, about),
+            "reason": reason,
             "exit_status": alone.status,
             "condition": condition_of(self.work, about),
             "arguments": list(self.work.shown_arguments),
@@ -220,6 +212,7 @@ class _Making:
             "seconds_nsys": None,
             "versions": {"nsys": None, **_versions(about)},
             "footprint": about.get("footprint"),
+            "expected": None,
         }
 
     def _recorded_or_not(self, alone: Ran, tape: Path | None) -> dict[str, Any]:
@@ -228,14 +221,15 @@ class _Making:
         except (OutputWriteError, StoreWriteError, ProgramNotFoundError):
             raise  # so it would be with any other run
         except NsanError as error:
-            return {"status": FAILED, "reason": _PATH.sub("", " ".join(str(error).split()))}
+            return {"status": FAILED, "reason": self._clean(str(error))}
 
     def _recorded(self, alone: Ran, tape: Path | None) -> dict[str, Any]:
         """Run it again under nsys, and make of its trace what is made of it; say what that changes."""
         self._say("runs under nsys")
         out = self.folder / f"{self.name}{TRUTH_SUFFIX}"
         report = self.folder / f"{self.name}.nsys-rep"
-        command = self.work.command(out, tape)
+        snapshot = self.folder / f"{self.name}.pickle"
+        command = self.work.command(out, tape, snapshot if self.work.has_snapshot else None)
         recording = record(command, report, baseline=alone, shown=self.shown)
         changes: dict[str, Any] = {"seconds_nsys": recording.seconds_nsys}
         about = _about(out)
@@ -244,7 +238,7 @@ class _Making:
         if recording.status_recorded:
             # nsys passes on the status; what the program said of it stands in its tables.
             ran = Ran(recording.status_recorded, recording.seconds_nsys, ())
-            reason = _reason(self.work.program, ran, about)
+            reason = self._clean(reason_of(self.work.program, ran, about, STATUSES))
             return changes | {
                 "status": FAILED,
                 "reason": f"it ended well alone, and not under nsys: {reason}",
@@ -253,22 +247,60 @@ class _Making:
         if (out / _HISTORY).is_file():
             from nsan.microbench.histories import snapshot_of
 
-            snapshot_of(out, self.folder / f"{self.name}.pickle")
-        return changes | self._imported(report)
+            snapshot_of(out, snapshot)
+        return changes | self._imported(report, out)
 
-    def _imported(self, report: Path) -> dict[str, Any]:
-        from nsan.contract import has_um_data
+    def _imported(self, report: Path, out: Path) -> dict[str, Any]:
         from nsan.opening import import_trace
 
         store = import_trace(report, self.folder / STORE_BESIDE)
         manifest = read_manifest(store)
-        if has_um_data(manifest["info"], manifest["totals"]):
-            return {}
+        expected = self._expected(store, manifest, out)
+        missing = _missing(manifest, expected)
+        if missing is None:
+            return {"expected": expected}
         reason = (
-            "it ended well, and its trace has no Unified Memory data: no managed allocation, migration or "
-            "fault. `nsys status --environment` says what this machine allows, `-v` what nsys said"
+            f"it ended well, and its trace has {missing}. `nsys status --environment` says what this machine "
+            "allows, `-v` what nsys said"
         )
-        return {"status": NOT_RECORDED, "reason": reason}
+        return {"status": NOT_RECORDED, "reason": reason, "expected": expected}
+
+    def _expected(self, store: Path, manifest: dict[str, Any], out: Path) -> dict[str, Any] | None:
+        """Compare the trace with the bytes that the program is certain of; None: it is of none."""
+        from nsan.io.store import open_store
+        from nsan.microbench.expecting import Expectations, compared
+
+        if not _is_certain_of_any(out):
+            return None
+        try:
+            found = compared(open_store(store, manifest), out)
+        except NsanError as error:
+            found = Expectations(0, 0, (), demands_bytes=False, reason=self._clean(str(error)))
+        return {**asdict(found), "wrong": list(found.wrong)}
+
+
+def _is_certain_of_any(out: Path) -> bool:
+    try:
+        return (out / EXPECTED).read_bytes().count(b"\n") > 1  # below the names of its columns
+    except OSError:
+        return False
+
+
+def _missing(manifest: Mapping[str, Any], expected: Mapping[str, Any] | None) -> str | None:
+    """Say what a trace of a run that ended well lacks; None: nothing.
+
+    A managed allocation alone is recorded by whoever intercepts calls: it does not tell that the driver was traced.
+    """
+    from nsan.contract import has_um_data
+
+    info, totals = manifest["info"], manifest["totals"]
+    if not has_um_data(info, totals):
+        return "no Unified Memory data: no managed allocation, migration or fault"
+    moved = any(totals["counts"][name] for name in ("migrations", "gpu_faults", "cpu_faults"))
+    may_move_nothing = expected is not None and not expected["demands_bytes"]
+    if moved or may_move_nothing or info["doubtful"]:
+        return None
+    return "managed allocations, and no migration or fault of what the program moves"
 
 
 def _about(out: Path) -> dict[str, Any]:
@@ -280,23 +312,16 @@ def _about(out: Path) -> dict[str, Any]:
 
 
 def _versions(about: Mapping[str, Any]) -> dict[str, Any]:
-    driver, device = about.get("driver") or {}, about.get("device") or {}
-    return {
+    driver, device = (
+        found if isinstance(found, Mapping) else {}
+        for found in (about.get("driver"), about.get("device"))
+    )
+    versions = {
         "driver": driver.get("version"),
         "cuda_driver": driver.get("cuda_driver_api"),
         "gpu": device.get("name"),
     }
-
-
-def _reason(program: str, ran: Ran, about: Mapping[str, Any]) -> str:
-    """Say why a run did not end well: as its tables do, or its last words without folders."""
-    if about.get("reason"):
-        return str(about["reason"])
-    said = [line.removeprefix(f"{program}: ") for line in ran.lines[-1:]]
-    how = [f"killed by signal {-ran.status}" if ran.status < 0 else f"exit status {ran.status}"]
-    if ran.status in STATUSES and said:
-        how = []
-    return ": ".join([*how, *(_PATH.sub("", line) for line in said)])
+    return versions | ({"torch": about["torch"]} if about.get("torch") else {})
 
 
 def exit_status(outcome: Outcome) -> int:

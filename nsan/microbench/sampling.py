@@ -14,8 +14,9 @@ from nsan.io import nsys_cli
 from nsan.io.clean_export import write_clean
 from nsan.io.probe import REPORT_SUFFIXES
 from nsan.io.tidy import put_in_place
-from nsan.microbench.checking import ABOUT, OK
+from nsan.microbench.checking import OK
 from nsan.microbench.device_errors import NoSampleError
+from nsan.microbench.results import ABOUT
 from nsan.units import MIB, format_bytes
 
 README: Final = "README.md"
@@ -28,7 +29,8 @@ _HEAD: Final = """\
 Recorded by `nsan bench device-check` on one machine, on {date}. Exports of nsys, cleaned: user, host, folders, environment,
 command line, processes and serial numbers were left out; no event row, time or address was touched. They are under the
 licence of this repository: the programs are nsan's own, and the traces hold nothing else. `NAME.truth` beside a trace has the
-tables that its program wrote of itself, `NAME.alone` those of the same program without nsys.
+tables that its program wrote of itself, `NAME.alone` those of the same program without nsys, `NAME.pickle` what its
+caching allocator did, as a memory snapshot of PyTorch.
 
 | | |
 |---|---|
@@ -146,6 +148,9 @@ def _sample(case: dict[str, Any], check: Path, folder: Path) -> Sample:
         tables = place / (name + ending)
         if tables.is_dir():
             shutil.copytree(tables, target.with_suffix(ending))
+    snapshot = place / f"{name}.pickle"
+    if snapshot.is_file():
+        shutil.copyfile(snapshot, target.with_suffix(".pickle"))
     return Sample(name, target.name, n_bytes)
 
 

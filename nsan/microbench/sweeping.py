@@ -8,9 +8,10 @@ run, so that whatever ends a sweep leaves them right.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -23,7 +24,8 @@ from nsan.errors import OutputWriteError, PlaceTakenError, UsageError
 from nsan.io.manifest import is_store
 from nsan.microbench.conditions import hint_of
 from nsan.microbench.costs import costs
-from nsan.microbench.running import OK, Outcome, finished, read_document, run
+from nsan.microbench.places import OK, check_place, read_document, resolved
+from nsan.microbench.running import Outcome, finished, run
 from nsan.microbench.work import Work
 
 MANIFEST: Final = "sweep.json"
@@ -196,24 +198,47 @@ def sweep(
     Raises
     ------
     BenchEndedError
-        If no run could go otherwise: no driver, or flags that the program does not know.
+        If no run could go otherwise: no driver, or a flag that the program does not know.
     OutputWriteError, PlaceTakenError
-        If a run of that name is there, but was made in another way or by something else.
+        If a run of that name is there, but was made in another way or by something else; or another sweep is at work
+        in the folder.
     """
     how = how or How()
+    folder = resolved(folder)
     is_new = not folder.exists()
     _check_place(folder)
-    works = [work_of(work, case) for case in wanted]
-    earlier = [
-        _earlier(folder / each.folder, own, how) for each, own in zip(wanted, works, strict=True)
-    ]
     try:
-        _Sweep(folder, work, wanted, how, tell).make(works, earlier)
+        with _alone_in(folder):
+            works = [work_of(work, case) for case in wanted]
+            earlier = [
+                _earlier(folder / each.folder, own, how)
+                for each, own in zip(wanted, works, strict=True)
+            ]
+            _Sweep(folder, work, wanted, how, tell).make(works, earlier)
+            return _rows(folder, wanted)
     finally:
         if is_new:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # of a sweep that could not even begin
-    return _rows(folder, wanted)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of a folder: two that measure side by side measure each other."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise OutputWriteError(folder, error.strerror or str(error)) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PlaceTakenError(folder, "is where another sweep is at work now") from error
+        except OSError:
+            pass  # some file systems of a network cannot lock
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass
@@ -321,8 +346,10 @@ def _earlier(place: Path, work: Work, how: How) -> Outcome | None:
     if not place.exists():
         return None
     document = read_document(place)
+    if document is None or document["status"] != OK:
+        check_place(place, overwrite=False)
     if document is None:
-        raise PlaceTakenError(place, "is there, and is no run of `nsan bench`")
+        return None  # an empty folder
     same = document["digest"] == work.digest(profiled=how.profiled)
     if document["status"] != OK:
         return finished(place, document) if same and how.keep_failed else None

@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from nsan.microbench import torch_networks as networks
     from nsan.microbench import torch_record as recording
 else:
-    try:
-        importlib.import_module("nsan.microbench.torch_machine")
-        home = "nsan.microbench."
-    except ImportError:  # the files alone
-        home = ""
+    # The files alone, or of this nsan: an other one that is installed, too, has other files.
+    home = f"{__package__}." if __package__ else ""
     machine = importlib.import_module(f"{home}torch_machine")
     networks = importlib.import_module(f"{home}torch_networks")
     recording = importlib.import_module(f"{home}torch_record")

@@ -14,13 +14,18 @@ from nsan.errors import ProgramNotFoundError, UsageError
 from nsan.io.recording import SWITCHES
 from nsan.microbench import building
 
-OWN_FLAGS: Final = ("--out", "--tape")
-"""Flags that nsan gives a program itself."""
+OWN_FLAGS: Final = {
+    "--out": "the tables go into the run's folder",
+    "--tape": "choose a --network",
+    "--snapshot": "the snapshot goes into the run's folder",
+}
+"""Flags that nsan gives a program itself, and what to do instead."""
 
 QUESTIONS: Final = ("--help", "--dry-run")
 """Flags with which a program only answers, and runs nothing."""
 
 PLAYS_TAPES: Final = "dl_bench"
+USES_TORCH: Final = "torch_uvm"
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Work:
     Attributes
     ----------
     program : str
-        ``uvm_bench`` or ``dl_bench``.
+        ``uvm_bench``, ``dl_bench`` or ``torch_uvm``.
     path : Path
         The program itself.
     arguments : tuple of str
@@ -84,6 +89,10 @@ class Work:
         Digest of the program.
     asked : dict
         What a sweep asks for, beside the flags: kept as the run's condition.
+    launcher : tuple of str
+        What runs the program, if it does not run by itself: a Python.
+    given : tuple of str
+        Flags that nsan adds, the same for each run.
     """
 
     program: str
@@ -92,8 +101,15 @@ class Work:
     tape: str = field(default="", repr=False)
     version: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
+    launcher: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
-    def command(self, out: Path, tape: Path | None) -> list[str]:
+    def question(self, tape: Path | None) -> list[str]:
+        """Write the command line of a run that leaves nothing."""
+        played = ["--tape", str(tape)] if tape is not None else []
+        return [*self.launcher, str(self.path), *self.arguments, *self.given, *played]
+
+    def command(self, out: Path, tape: Path | None, snapshot: Path | None = None) -> list[str]:
         """Write the command line of a run.
 
         Parameters
@@ -102,14 +118,21 @@ class Work:
             Where its tables go.
         tape : Path, optional
             Where its tape is.
+        snapshot : Path, optional
+            Where its memory snapshot goes.
 
         Returns
         -------
         list of str
             The program and its arguments.
         """
-        played = ["--tape", str(tape)] if tape is not None else []
-        return [str(self.path), *self.arguments, *played, "--out", str(out)]
+        kept = ["--snapshot", str(snapshot)] if snapshot is not None else []
+        return [*self.question(tape), *kept, "--out", str(out)]
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether the program itself can write what its caching allocator does, as PyTorch can."""
+        return self.program == USES_TORCH and _value(self.arguments, "--allocator") == "caching"
 
     @property
     def shown_arguments(self) -> list[str]:
@@ -127,6 +150,16 @@ class Work:
             "nsys": SWITCHES if profiled else None,
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def _value(arguments: Sequence[str], flag: str) -> str | None:
+    """Find the value of a flag; the last one counts."""
+    found = None
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+        name, equals, value = argument.partition("=")
+        if name == flag:
+            found = value if equals else following
+    return found
 
 
 def _shown(argument: str) -> str:
@@ -147,8 +180,7 @@ def check_flags(arguments: Sequence[str]) -> None:
     for argument in arguments:
         flag = argument.partition("=")[0]
         if flag in OWN_FLAGS:
-            way = "the tables go into the run's folder" if flag == "--out" else "choose a --network"
-            msg = f"{flag} is given by nsan itself: {way}. Leave it out."
+            msg = f"{flag} is given by nsan itself: {OWN_FLAGS[flag]}. Leave it out."
             raise UsageError(msg)
 
 
@@ -160,7 +192,7 @@ def is_question(arguments: Sequence[str]) -> bool:
 def located(
     program: str,
     *,
-    path: Path | None,
+    path: Path | str | None,
     arch: str | None,
     nvcc: str | None,
     tell: building.Tell | None,
@@ -171,8 +203,8 @@ def located(
     ----------
     program : str
         Its name.
-    path : Path, optional
-        Where it is, if the user has built it.
+    path : Path or str, optional
+        Where it is, if the user has built it; a name that is no file here is looked for on PATH.
     arch, nvcc, tell
         As for :func:`nsan.microbench.building.built`.
 
@@ -187,11 +219,15 @@ def located(
         If it is not there or cannot be built.
     """
     if path is not None:
-        found = shutil.which(str(path))
+        # A path without its ./ would only be looked for on PATH.
+        found = shutil.which(Path(path).absolute() if Path(path).is_file() else path)
         if found is None or not Path(found).is_file():
             raise ProgramNotFoundError(str(path))
-        with Path(found).open("rb") as file:
-            return Path(found).absolute(), hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with Path(found).open("rb") as file:
+                return Path(found).absolute(), hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ProgramNotFoundError(str(path), error.strerror) from error
     plan = building.planned(arch=arch, nvcc=nvcc)
     made = building.built([program], arch=plan.arch, nvcc=nvcc, tell=tell)
     return made[program], plan.digest

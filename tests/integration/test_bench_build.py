@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import bench_programs
@@ -31,6 +33,22 @@ def test_nvcc_builds_the_program_once(program, capfd):
     assert main(["bench", "list", "--arch", "sm_90"]) == 0
     assert "built           uvm_bench\n" in capfd.readouterr().out
     assert [each.name for each in program.parent.iterdir()] == ["uvm_bench"]
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="no binutils here")
+def test_the_program_runs_where_no_cpp_library_is(program):
+    """glibc 2.34 is what the CUDA runtime in it asks for, when it is linked on a system that has it."""
+    linked = subprocess.run(
+        ["readelf", "--wide", "--dynamic", "--dyn-syms", program],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "libc.so.6" in linked
+    assert "libstdc++" not in linked
+    versions = [int(minor) for minor in re.findall(r"@GLIBC_2\.(\d+)", linked)]
+    assert max(versions) <= 34
+    assert str(building.SOURCES).encode() not in program.read_bytes()
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a driver here")

@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from nsan.cli import main
 from nsan.io.recording import SWITCHES
 from nsan.microbench import building
 from nsan.microbench.device_cases import cases
+from nsan.microbench.device_errors import NotPackableError
+from nsan.microbench.errors import NvccNotFoundError
 from nsan.microbench.packing import pack
 
 NSYS = "2023.4.4"
@@ -131,9 +135,18 @@ def test_a_check_without_a_gpu_says_so_at_every_step(tmp_path, capfd):
 @pytest.mark.usefixtures("nsys")
 def test_what_a_program_knows_of_itself_comes_home_beside_its_trace(tmp_path, capsys):
     # A GPU that the CPU plays: the program ends well, and nsys has no GPU to look at.
-    pack(tmp_path / "check.tar", programs={"uvm_bench": bench_programs.uvm_bench()})
+    # What a debugger needs of it names folders, which no archive may.
+    program = tmp_path / "uvm_bench"
+    subprocess.run(["objcopy", "--strip-debug", bench_programs.uvm_bench(), program], check=True)
+    pack(tmp_path / "check.tar", programs={"uvm_bench": program})
     folder = unpacked(tmp_path / "check.tar", tmp_path)
-    assert run_script(folder, "--only", "vector-add").returncode == 0
+    # An xz that does not work: it is gzip then, which takes a tenth of the time.
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "xz").symlink_to("/bin/false")
+    (folder / "tools" / "xz").unlink()
+    path = f"{tmp_path / 'tools'}:{BARE['PATH']}"
+    assert run_script(folder, "--only", "vector-add", PATH=path).returncode == 0
+    assert (folder / "results.tar.gz").is_file()
     assert home(folder, tmp_path / "home", "--json") == 1
     case = json.loads(capsys.readouterr().out)["cases"][0]
     assert (case["status"], case["exit_recorded"]) == ("not_recorded", 0)
@@ -142,7 +155,8 @@ def test_what_a_program_knows_of_itself_comes_home_beside_its_trace(tmp_path, ca
     for run in ("truth", "alone"):
         allocations = (place / f"vector-add.{run}" / "allocations.csv").read_text().splitlines()
         # Three arrays in 12 MiB; c is made anew in each of two iterations.
-        names = sorted(line.split(",")[1] for line in allocations[1:])
+        managed = [line.split(",") for line in allocations[1:] if ",managed," in line]
+        names = sorted(cells[1] for cells in managed)
         assert names == ["a", "b", "c", "c"], allocations
     how = json.loads((place / "bench.json").read_text())
     assert (how["program"], how["status"]) == ("uvm_bench", "not_recorded")
@@ -151,6 +165,8 @@ def test_what_a_program_knows_of_itself_comes_home_beside_its_trace(tmp_path, ca
     assert home(folder, tmp_path / "home") == 1
     assert "--force-overwrite" in capsys.readouterr().err
 
+    # With a caching allocator there is a snapshot, too.
+    (place / "vector-add.pickle").write_bytes(b"a snapshot")
     # Samples are made of what a GPU did; here it is said to have done something.
     about = place.parent / "check.json"
     about.write_text(about.read_text().replace('"not_recorded"', '"ok"'))
@@ -165,6 +181,7 @@ def test_what_a_program_knows_of_itself_comes_home_beside_its_trace(tmp_path, ca
     assert main(made) == 0
     samples = tmp_path / "samples"
     assert "vector-add: real_vector_add.sqlite" in capsys.readouterr().out
+    assert (samples / "real_vector_add.pickle").read_bytes() == b"a snapshot"
     assert main(["info", str(samples / "real_vector_add.sqlite")]) in {0, 3}
     assert "real_vector_add.truth" in capsys.readouterr().out
     text = (samples / "README.md").read_text()
@@ -230,6 +247,125 @@ def test_an_archive_is_the_same_for_the_same_inputs_and_names_nobody(tmp_path, c
 
 
 @pytest.mark.nsys
+@pytest.mark.usefixtures("nsys")
+def test_an_archive_has_the_sources_alone_whatever_lies_beside_them(tmp_path, monkeypatch):
+    sources = tmp_path / "cuda"
+    (sources / "nsan").mkdir(parents=True)
+    for name in ("uvm_bench.cu", "nsan/a.hpp", "nsan/b.cuh", "CMakeLists.txt"):
+        (sources / name).write_text("// source\n")
+    for name in ("build/CMakeCache.txt", "build/uvm_bench", "build/x.cu", "nsan/a.o", "notes.txt"):
+        (sources / name).parent.mkdir(exist_ok=True)
+        (sources / name).write_text(f"of {Path.home()}/project\n")
+    monkeypatch.setattr(building, "SOURCES", sources)
+    packed = pack(tmp_path / "a.tar", programs={})
+    inside = {name.partition("/cuda/")[2] for name in names_in(tmp_path / "a.tar")} - {""}
+    assert inside == {"uvm_bench.cu", "nsan/a.hpp", "nsan/b.cuh", "CMakeLists.txt"}
+    assert packed.brings_xz == ("nsan-device-check/tools/xz" in names_in(tmp_path / "a.tar"))
+    # One that names its user is not packed.
+    (sources / "nsan" / "a.hpp").write_text("// see /home/alice/notes\n")
+    monkeypatch.setenv("HOME", "/home/alice")
+    with pytest.raises(NotPackableError, match=r"a\.hpp .*your home folder"):
+        pack(tmp_path / "b.tar", programs={})
+    assert not (tmp_path / "b.tar").exists()
+
+
+@pytest.mark.nsys
+@pytest.mark.usefixtures("nsys")
+def test_a_folder_of_temporary_files_that_nsys_does_not_take_is_named(tmp_path, monkeypatch):
+    blank = tmp_path / "my files"
+    blank.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(blank))
+    with pytest.raises(
+        NotPackableError, match=r"blank or colon in its path, as .*/my files"
+    ) as told:
+        pack(tmp_path / "a.tar", programs={})
+    assert "TMPDIR" in str(told.value)
+
+
+@pytest.mark.nsys
+@pytest.mark.usefixtures("nsys")
+def test_an_xz_that_does_not_work_is_not_packed(tmp_path, monkeypatch):
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "good" / "xz").symlink_to(shutil.which("xz"))
+    (tmp_path / "bad" / "xz").symlink_to("/bin/false")
+    for name, is_packed in (("good", True), ("bad", False)):
+        monkeypatch.setenv("PATH", f"{tmp_path / name}:{os.environ['PATH']}")
+        packed = pack(tmp_path / f"{name}.tar", programs={})
+        inside = [each for each in names_in(tmp_path / f"{name}.tar") if "/tools/" in each]
+        assert packed.brings_xz is is_packed
+        assert ("nsan-device-check/tools/xz" in inside) is is_packed
+    subprocess.run(["tar", "xf", tmp_path / "good.tar", "-C", tmp_path], check=True)
+    tools = tmp_path / "nsan-device-check" / "tools"
+    said = subprocess.run(
+        [tools / "xz", "--version"],
+        env={"LD_LIBRARY_PATH": str(tools / "lib")},
+        capture_output=True,
+        check=True,
+    )
+    assert said.stdout.startswith(b"xz")
+
+
+KERNEL = """#pragma once
+#include <iostream>
+#include <string>
+__global__ void work(int* p) { p[threadIdx.x] = 3; }
+inline void say(const std::string& text) { std::cout << text << __FILE__ << std::endl; }
+"""
+PROGRAM = """#include "nsan/work.hpp"
+int main() { int* p; cudaMallocManaged(&p, 4096); work<<<1, 4>>>(p); say("done"); }
+"""
+
+
+@pytest.mark.nsys
+@pytest.mark.slow
+@pytest.mark.usefixtures("nsys")
+def test_nobody_is_named_in_the_programs_of_an_archive_whatever_lines_they_know(
+    tmp_path, monkeypatch
+):
+    """Small programs by the real nvcc, uncompressed: what -lineinfo writes can be read."""
+    try:
+        building.find_nvcc()
+    except NvccNotFoundError:
+        pytest.skip("no nvcc here to compile them (apt install cuda-nvcc)")
+    sources = tmp_path / "home" / "alice-secret" / "cuda"
+    (sources / "nsan").mkdir(parents=True)
+    (sources / "nsan" / "work.hpp").write_text(KERNEL)
+    for name in ("uvm_bench", "dl_bench"):
+        (sources / f"{name}.cu").write_text(PROGRAM)
+    monkeypatch.setattr(building, "SOURCES", sources)
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-no-compress")
+    pack(tmp_path / "check.tar", arch="sm_90")
+    with tarfile.open(tmp_path / "check.tar") as archive:
+        for name in ("uvm_bench", "dl_bench"):
+            program = archive.extractfile(f"nsan-device-check/bin/{name}").read()
+            assert b"work.hpp" in program
+            assert b"alice-secret" not in program
+            assert str(tmp_path).encode() not in program
+
+
+@pytest.mark.nsys
+@pytest.mark.slow
+@pytest.mark.usefixtures("nsys")
+def test_programs_that_name_the_folder_of_their_sources_are_not_packed(
+    tmp_path, monkeypatch, capsys
+):
+    # A compiler that does not believe PWD.
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(
+        '#!/bin/sh\nif [ "$1" = --version ]; then echo "release 12.4, V12.4.131"; exit 0; fi\n'
+        'while [ "$1" != -o ]; do shift; done\npwd -P > "$2"\n'
+    )
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(nvcc))
+    assert main(["bench", "device-check", "--pack", str(tmp_path / "a.tar")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "this nvcc wrote the folder of its sources into dl_bench" in said
+    assert "--sources-only" in said
+    assert not list(tmp_path.glob("*.tar"))
+
+
+@pytest.mark.nsys
 @pytest.mark.slow
 @pytest.mark.usefixtures("nsys")
 @pytest.mark.skipif(not SOAK, reason="minutes of compiling and of xz")
@@ -261,6 +397,13 @@ ENDS = {
 }
 
 
+RECORDS = 'shift 6; printf stream > "$2.qdstrm"; shift 2; "$@"'
+TOO_NEW = (
+    "echo 'uvm_bench: the NVIDIA driver is made for CUDA 11.4, this program for CUDA 12.4: update' >&2; "
+    "exit 5"
+)
+
+
 class Machine:
     """A folder as the archive unpacks to, and a PATH with whatever the vendor has there."""
 
@@ -278,7 +421,7 @@ class Machine:
         self.program("uvm_bench", ENDS["ok"])
         self.program("dl_bench", ENDS["ok"])
         # Runs its program as nsys does, leaves a stream, and passes on the status.
-        self.nsys('shift 6; printf stream > "$2.qdstrm"; shift 2; "$@"')
+        self.nsys(RECORDS)
 
     def script(self, place, body):
         place.write_text(f'#!/bin/sh\necho "{place.name} $*" >> {self.log}\n{body}\n')
@@ -306,8 +449,8 @@ class Machine:
         )
 
     def run(self, *arguments, **kwargs):
-        environment = BARE | {"PATH": f"{self.tools}:{BARE['PATH']}"}
-        return run_script(self.folder, *arguments, **environment, **kwargs)
+        environment = {"PATH": f"{self.tools}:{BARE['PATH']}"}
+        return run_script(self.folder, *arguments, **environment | kwargs)
 
     def calls(self):
         return self.log.read_text().splitlines()
@@ -359,6 +502,17 @@ def test_nsys_without_a_stream_is_marked(machine):
     assert row["reason"] == "nsys made no stream: the daemon is on strike"
 
 
+def test_progress_and_odd_bytes_in_the_last_words_of_a_program_cost_no_case(machine, tmp_path):
+    says = r"printf 'Processing [10%%]\rProcessing\t[99%%]\r\033[1mstopped\007 at\001half\r\n\n'"
+    machine.nsys(f'case "$*" in *signature*) {says}; exit 1 ;; esac\n{RECORDS}')
+    machine.run("--only", "signature,vector-add")
+    reason = statuses(machine.folder)["signature"]["reason"]
+    assert reason == "nsys made no stream:  [1mstopped  at half"
+    assert home(machine.folder, tmp_path / "home") == 1
+    check = json.loads((tmp_path / "home" / "check.json").read_text())
+    assert [case["name"] for case in check["cases"]] == ["signature", "vector-add"]
+
+
 def test_no_case_asks_for_more_than_the_gpu_has_free(machine):
     # 1024 MiB stay free; signature takes 8 and stream 48.
     machine.gpu(free_mib=1024 + 20)
@@ -395,10 +549,44 @@ def test_what_hangs_is_stopped_and_not_tried_under_nsys(machine):
     assert not [line for line in machine.calls() if line.startswith("nsys profile")]
 
 
+DEAF = """
+case "$*" in *{when}*)
+  trap '' TERM INT HUP
+  echo $$ > {place}/pid
+  while :; do sleep 1; done ;;
+*vector-add*)
+  ! grep -q '^State:.[^Z]' "/proc/$(cat {place}/pid)/status" 2>/dev/null || touch {place}/beside ;;
+esac
+exit 0
+"""
+
+
+def is_there(pid):
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_a_program_that_does_not_end_under_nsys_is_gone_before_the_next_case(machine, tmp_path):
+    # As nsys does, it gives the program a session of its own, and ends without it.
+    machine.nsys('shift 6; printf stream > "$2.qdstrm"; shift 2; setsid "$@" & wait')
+    machine.program("uvm_bench", DEAF.format(when="signature.truth", place=tmp_path))
+    # Whatever is left would hold the pipes that this test reads, and it would not end.
+    done = machine.run("--run-seconds", "1", "--only", "signature,vector-add", timeout=60)
+    assert not is_there((tmp_path / "pid").read_text().strip())
+    assert not (tmp_path / "beside").exists()
+    told = statuses(machine.folder)
+    assert told["signature"]["status"] == "timed_out"
+    assert "not in time under nsys" in told["signature"]["reason"]
+    assert told["vector-add"]["status"] == "ok"
+    assert done.returncode == 1
+
+
 def test_programs_that_the_driver_refuses_are_built_there(machine):
     machine.gpu(free_mib=8000)
     (machine.folder / "cuda").mkdir()
-    machine.program("uvm_bench", ENDS["no_driver"])
+    machine.program("uvm_bench", TOO_NEW)
     built = 'printf \'#!/bin/sh\\nexit 0\\n\' > "$6"; chmod 755 "$6"'
     machine.script(
         machine.tools / "nvcc",
@@ -410,6 +598,60 @@ def test_programs_that_the_driver_refuses_are_built_there(machine):
     facts = (machine.folder / "results" / "machine.txt").read_text()
     assert "programs\tbuilt here" in facts
     assert "nvcc\t12.4" in facts
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("echo 'uvm_bench: the NVIDIA driver shows no GPU: see `nvidia-smi`' >&2; exit 5", ""),
+        (None, "only the sources of the programs came along"),
+    ],
+)
+def test_what_keeps_the_programs_from_running_is_told_as_it_is(machine, program, said):
+    machine.gpu(free_mib=8000)
+    if program is None:
+        (machine.folder / "bin" / "uvm_bench").unlink()
+    else:
+        machine.program("uvm_bench", program)
+    done = machine.run("--only", "signature")
+    row = statuses(machine.folder)["signature"]
+    assert row["status"] == ("cannot_run" if program is None else "no_driver")
+    assert said in done.stderr
+    assert "older" not in done.stderr
+    assert "do not run" not in done.stderr
+
+
+def test_a_driver_that_does_not_answer_does_not_stop_the_check(machine):
+    # Every question to it has a limit; here each is asked of a `timeout` that gives none.
+    machine.gpu(free_mib=8000)
+    machine.script(machine.tools / "timeout", "exit 124")
+    machine.run("--only", "signature")
+    asked = [line for line in machine.calls() if line.startswith("nvidia-smi")]
+    assert not asked
+    assert [line for line in machine.calls() if "timeout -k 5 20 nvidia-smi" in line]
+    assert not [line for line in machine.calls() if re.search(r"timeout( -k \d+)? 0 ", line)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "asked"),
+    [("3,1", "0", "3"), ("3,1", "1", "1"), ("GPU-8a2f, GPU-77", "1", "GPU-77"), ("", "2", "2")],
+)
+def test_the_gpu_that_is_asked_is_the_one_that_programs_get(machine, visible, device, asked):
+    machine.gpu(free_mib=8000)
+    environment = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    assert machine.run("--only", "signature", "--device", device, **environment).returncode == 0
+    questions = [line for line in machine.calls() if "--query-gpu=memory.free" in line]
+    assert {line.split()[2] for line in questions} == {asked}
+    runs = [line for line in machine.calls() if line.startswith("uvm_bench --pattern signature")]
+    assert runs
+    assert all(f"--device {device}" in line for line in runs)
+
+
+def test_a_gpu_that_programs_do_not_see_is_refused(machine):
+    done = machine.run("--device", "2", CUDA_VISIBLE_DEVICES="3,1")
+    assert done.returncode == 2
+    assert "--device 2: CUDA_VISIBLE_DEVICES=3,1 shows no such GPU" in done.stderr
+    assert not (machine.folder / "results").exists()
 
 
 def test_the_machine_is_described_without_its_name(machine):
@@ -444,14 +686,72 @@ def test_a_large_archive_is_split_and_only_archives_lie_where_they_are_asked_for
     assert max((machine.folder / "out" / name).stat().st_size for name in names) == 1 << 20
 
 
+SIZES = {"signature": 1000, "vector-add": 1500, "stream": 400}
+"""Of streams that nothing compresses, KiB."""
+
+
+@pytest.fixture
+def noisy(machine, tmp_path):
+    for name, kib in SIZES.items():
+        (tmp_path / name).write_bytes(os.urandom(kib << 10))
+    machine.nsys(f'shift 6; cat {tmp_path}/"${{2##*/}}" > "$2.qdstrm"')
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("limits", "only", "left_out"),
+    [
+        (("--max-size", "3"), SIZES, []),
+        (("--max-size", "1"), SIZES, ["signature", "vector-add"]),
+        # Two parts of 1 MiB are 2, whatever the rest may be.
+        (("--max-files", "2", "--part-size", "1"), SIZES, ["vector-add"]),
+        (("--max-size", "1"), ["vector-add"], ["vector-add"]),
+    ],
+)
+def test_the_largest_streams_stay_where_not_all_may_leave_and_their_cases_say_so(
+    noisy, tmp_path, limits, only, left_out
+):
+    done = noisy.run("--only", ",".join(only), "--to", "out", *limits)
+    assert done.returncode == (1 if left_out else 0)
+    out = noisy.folder / "out"
+    whole = noisy.folder / "whole.tar.xz"
+    whole.write_bytes(b"".join(part.read_bytes() for part in sorted(out.iterdir())))
+    names = {Path(name).name for name in names_in(whole)}
+    assert {name for name in only if f"{name}.qdstrm" not in names} == set(left_out)
+    assert {"machine.txt", *(f"{name}.log" for name in only)} <= names
+    told = statuses(noisy.folder)
+    assert list(told) == [*only]
+    assert {name for name, row in told.items() if row["status"] == "left_out"} == set(left_out)
+    for name in left_out:
+        assert f"--only {name}" in told[name]["reason"]
+        assert told[name]["stream_bytes"] == str(SIZES[name] << 10)
+        assert f"{name:<22} left_out" in done.stdout
+    if left_out == [*only]:
+        assert home(whole, tmp_path / "home") == 1
+        made = json.loads((tmp_path / "home" / "vector-add" / "bench.json").read_text())
+        assert (made["status"], made["reason"]) == ("left_out", told["vector-add"]["reason"])
+    # What is read at home is what is said here.
+    with tarfile.open(whole) as archive:
+        inside = archive.extractfile("results/status.tsv").read()
+    assert inside == (noisy.folder / "results" / "status.tsv").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--max-size", "0"], "--max-size is 1 or more"),
+        (["--max-files", "0"], "--max-files is 1 or more"),
         (["--secnods", "5"], "there is no option '--secnods'"),
         (["--seconds"], "--seconds needs a value"),
         (["--seconds", "ten"], "--seconds takes a whole number, not 'ten'"),
         (["--only", "signature,ping"], "there is no case 'ping'"),
         (["--part-size", "0"], "--part-size is 1 or more"),
+        (["--part-size", "00"], "--part-size is 1 or more"),
+        (["--seconds", "1000000"], "below a million"),
+        (["--only", ""], "--only names no case"),
+        (["--only", ","], "--only names no case"),
+        (["--only", "*"], "there is no case '*'"),
+        (["--only", "stream-oversubscribed"], "--with-oversubscription"),
     ],
 )
 def test_a_wrong_command_line_runs_nothing(machine, arguments, said):
@@ -459,6 +759,81 @@ def test_a_wrong_command_line_runs_nothing(machine, arguments, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert not (machine.folder / "results").exists()
+
+
+def test_a_number_with_zeros_before_it_is_that_number(machine):
+    done = machine.run("--only", "signature", "--seconds", "0090", "--part-size", "08")
+    assert done.returncode == 0, done.stderr
+    assert "are kept for packing" not in done.stderr
+
+
+def test_the_script_is_found_by_a_link_to_it(machine, tmp_path):
+    (tmp_path / "link").symlink_to(machine.folder / "run.sh")
+    done = subprocess.run(
+        [tmp_path / "link", "--only", "signature"], cwd=tmp_path, env=BARE, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert (machine.folder / "results.tar.xz").is_file()
+
+
+def test_a_folder_that_cannot_be_written_to_needs_another_for_what_comes_of_it(machine, tmp_path):
+    someone = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    machine.log.touch()
+    machine.log.chmod(0o666)
+    out = tmp_path / "out"
+    out.mkdir()
+    out.chmod(0o777)
+    machine.folder.chmod(0o555)
+
+    def run(*arguments):
+        command = ["./run.sh", "--only", "signature", *arguments]
+        return subprocess.run(
+            command,
+            cwd=machine.folder,
+            env=BARE,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **someone,
+        )
+
+    refused = run()
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "cannot be written to: name another folder with --to FOLDER" in refused.stderr
+    done = run("--to", str(out))
+    machine.folder.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert {entry.name for entry in out.iterdir()} == {"results", "results.tar.xz"}
+    assert "results/signature.qdstrm" in names_in(out / "results.tar.xz")
+
+
+def test_a_machine_with_little_memory_may_keep_less_of_it(machine):
+    machine.gpu(free_mib=100)
+    assert machine.run("--only", "signature").returncode == 1
+    assert "--reserve" in statuses(machine.folder)["signature"]["reason"]
+    (machine.folder / "results").rename(machine.folder / "before")
+    done = machine.run("--only", "signature", "--reserve", "64", "--to", "other")
+    assert done.returncode == 0
+    assert "are kept for packing" not in done.stderr
+
+
+def test_sizes_and_times_are_written_for_people(noisy):
+    done = noisy.run("--only", "signature")
+    # 1000 KiB that nothing compresses.
+    assert re.search(r"signature +ok +0\.\d s +0\.\d s +1\.0 MiB", done.stdout)
+    assert re.search(r"bring home: \S+/results\.tar\.xz \(100\d\.\d KiB\)", done.stderr)
+
+
+def test_without_an_xz_there_the_one_that_came_along_is_taken(machine):
+    (machine.tools / "xz").symlink_to("/bin/false")
+    (machine.folder / "tools").mkdir()
+    machine.script(machine.folder / "tools" / "xz", 'exec /usr/bin/xz "$@"')
+    assert machine.run("--only", "signature").returncode == 0
+    assert (machine.folder / "results.tar.xz").is_file()
+    assert [line for line in machine.calls() if line == "xz -9 results.tar"]
 
 
 def test_a_folder_with_a_blank_in_its_name_is_refused(tmp_path):
@@ -489,6 +864,12 @@ def test_what_was_recorded_is_packed_when_the_script_is_stopped(machine, tmp_pat
     assert process.returncode == 130
     assert "interrupted" in said
     assert "results/signature.qdstrm" in names_in(machine.folder / "results.tar.xz")
+    told = statuses(machine.folder)
+    assert {name: row["status"] for name, row in told.items()} == {
+        "signature": "ok",
+        "stream": "interrupted",
+    }
+    assert "stopped" in told["stream"]["reason"]
 
 
 # The command line

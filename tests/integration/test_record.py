@@ -126,6 +126,69 @@ def test_an_interrupted_recording_leaves_nothing(tmp_path, number):
     assert names(place) == []
 
 
+@pytest.mark.nsys
+@pytest.mark.usefixtures("nsys")
+@pytest.mark.parametrize("name", ["50%", "%p", "%q{HOME}", "%%h"])
+def test_a_percent_in_a_name_or_a_folder_is_one(tmp_path, capfd, name):
+    """nsys replaces %p by a process and %q{HOME} by a variable."""
+    command = ["record", "--no-baseline", "-o", str(tmp_path / "%p" / name), *PROGRAM]
+    assert main(command) == 3, capfd.readouterr().err
+    assert names(tmp_path) == ["%p", "cache"]
+    assert names(tmp_path / "%p") == [f"{name}.nsan.json", f"{name}.nsys-rep"]
+
+
+STUBBORN = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.mark.nsys
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("nsys")
+def test_a_program_that_does_not_hear_ends_with_the_recording(tmp_path, number):
+    """nsys starts it in a session of its own and is gone before it."""
+    mark = tmp_path / "pid"
+    # Less patience than that for a program that ends by itself.
+    patience = "from nsan.io import recording; recording._GRACE_SECONDS = 1; "
+    own = f"{patience}from nsan.cli import main; raise SystemExit(main())"
+    command = ["record", "--no-baseline", "-o", str(tmp_path / "run"), "--"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", own, *command, sys.executable, "-c", STUBBORN, str(mark)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        # A runner in the background may have Ctrl-C switched off for its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
+    for _ in range(3000):
+        if (mark.exists() and mark.read_text()) or process.poll() is not None:
+            break
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else 143), err
+    running = Path(f"/proc/{mark.read_text()}/cmdline")
+    # One that is killed needs a moment to be gone.
+    for _ in range(300):
+        if not running.exists() or not running.read_bytes():
+            break
+        time.sleep(0.01)
+    assert not running.exists() or not running.read_bytes()
+
+
+def test_what_an_nsys_that_was_killed_leaves_running_ends(fake, tmp_path, capfd):
+    mark = tmp_path / "pid"
+    fake(f"setsid sleep 60 & echo $! > {mark}; kill -9 $$")
+    assert main(["record", "--no-baseline", "-o", str(tmp_path / "run"), "true"]) == 1
+    assert "ended with status -9" in capfd.readouterr().err
+    running = Path(f"/proc/{mark.read_text().strip()}/cmdline")
+    assert not running.exists() or not running.read_bytes()
+
+
 def test_what_nsys_said_is_passed_on_when_it_makes_no_report(fake, tmp_path, capfd):
     fake('echo "the daemon is on strike"; exit 9')
     assert main(["record", "--no-baseline", "-o", str(tmp_path / "run"), "true"]) == 1

@@ -109,6 +109,31 @@ def test_what_is_named_and_is_no_program_is_not_silently_replaced(tmp_path, monk
         building.find_nvcc()
 
 
+@pytest.mark.usefixtures("no_nvcc", "cache")
+@pytest.mark.parametrize("how", ["option", "variable", "path"])
+def test_an_nvcc_may_be_named_from_the_folder_one_stands_in(tmp_path, monkeypatch, how):
+    """It is called in the folder of the sources, where ./nvcc is none."""
+    compiler(tmp_path / "bin" / "nvcc")
+    monkeypatch.chdir(tmp_path)
+    named = None
+    if how == "option":
+        named = "./bin/nvcc"
+    else:
+        name, value = ("NVCC", "bin/nvcc") if how == "variable" else ("PATH", "bin:/usr/bin:/bin")
+        monkeypatch.setenv(name, value)
+    made = building.built(["uvm_bench"], arch="sm_90", nvcc=named)
+    assert made["uvm_bench"].is_file()
+
+
+def test_a_compiler_that_is_gone_when_it_is_called_is_no_matter_of_space(tmp_path, cache):
+    nvcc = compiler(tmp_path / "nvcc")
+    plan = building.planned(arch="sm_90", nvcc=str(nvcc))
+    nvcc.unlink()
+    with pytest.raises(NvccNotFoundError, match="is no program that can be run"):
+        building._compile("uvm_bench", plan, None)
+    assert left(cache) == []
+
+
 def test_a_program_that_is_no_nvcc_is_refused(tmp_path):
     broken = tmp_path / "nvcc"
     broken.write_text("#!/bin/sh\nexit 1\n")
@@ -209,7 +234,29 @@ def test_the_library_alone_is_a_shared_one(tmp_path):
     assert program[-1] == "uvm_bench.cu"
     assert {"-std=c++17", "-O3", "-lineinfo", "-arch=sm_90"} <= set(program)
     assert "-shared" not in program
+    # A program has its own C++ library; a library has that of the process.
+    assert "-Xcompiler=-static-libstdc++" in program
+    assert not [flag for flag in library if "static" in flag]
     assert {"-shared", "-Xcompiler=-fPIC"} <= set(library)
+
+
+def test_a_system_without_a_static_cpp_library_builds_with_the_shared_one(tmp_path, cache):
+    log = tmp_path / "log"
+    does = (
+        f'case "$(tail -n 1 {shlex.quote(str(log))})" in *-static-libstdc++*) '
+        'echo "ld: cannot find -lstdc++: No such file" >&2; exit 1 ;; esac; :> "$output"'
+    )
+    nvcc = str(compiler(tmp_path / "nvcc", log=log, does=does))
+    building.built(["uvm_bench"], nvcc=nvcc, arch="sm_90")
+    assert len(log.read_text().splitlines()) == 2
+    assert left(cache) == ["uvm_bench"]
+
+
+def test_the_compiler_is_told_no_folder_that_names_the_user(tmp_path):
+    nvcc = str(compiler(tmp_path / "nvcc", does='echo "$PWD" > "$output"'))
+    made = building.built(["uvm_bench"], nvcc=nvcc, arch="sm_90")["uvm_bench"]
+    # It still is the folder of the sources, and a compiler that looks finds it so.
+    assert made.read_text() == "/proc/self/cwd\n"
 
 
 def test_a_program_that_there_is_not_is_refused_before_nvcc_is_looked_for(monkeypatch):

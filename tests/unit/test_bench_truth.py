@@ -147,7 +147,7 @@ def test_an_address_where_a_size_differs_gets_no_name_at_all_and_others_do(run):
     path = run([row("a", VA, 12 * KIB, 11), *TWO[1:]])
     assert names(path) == [None, None, "b", "ballast"]
     assert warned(path) == [
-        "Of the 4 allocations that run.truth names in this capture, 2 differ from it in size or number: "
+        "Of the 4 allocations that run.truth names in this capture, 2 differ from it in size, time or number: "
         "these have no name from it."
     ]
 
@@ -155,7 +155,7 @@ def test_an_address_where_a_size_differs_gets_no_name_at_all_and_others_do(run):
 def test_an_address_that_was_used_more_often_than_the_program_says_gets_no_name(run):
     path = run(TWO[:3])  # the second use of the address of a is missing
     assert names(path) == [None, None, "b", "ballast"]
-    assert "1 differ from it in size or number" in warned(path)[0]
+    assert "1 differ from it in size, time or number" in warned(path)[0]
 
 
 def test_an_address_that_was_used_less_often_than_the_program_says_gets_no_name(tmp_path):
@@ -164,7 +164,72 @@ def test_an_address_that_was_used_less_often_than_the_program_says_gets_no_name(
     rows = [row("a", VA, 4 * KIB, 11, free_ns=31), row("a again", VA, 4 * KIB, 41)]
     write(tmp_path / "run.truth", rows)
     assert names(path) == [None]
-    assert "2 differ from it in size or number" in warned(path)[0]
+    assert "2 differ from it in size, time or number" in warned(path)[0]
+
+
+def test_the_order_is_that_of_the_times_and_not_that_of_the_table(run):
+    path = run([TWO[3], *TWO[:3]])
+    assert names(path) == ["a", "a again", "b", "ballast"]
+    assert warned(path) == []
+
+
+def one_place_twice(*times):
+    """Two allocations of 4 KiB at one address at these seconds; b, c and d at 20, 21 and 22 s."""
+
+    def made(path):
+        first, second = (time * SECOND for time in times)
+        return capture(
+            path,
+            *(x.memory_event((20 + i) * SECOND, VA + (i + 1) * MIB, 8 * KIB) for i in range(3)),
+            x.memory_event(first, VA, 4 * KIB),
+            x.memory_event(first + SECOND, VA, 4 * KIB, free=True),
+            x.memory_event(second, VA, 4 * KIB),
+        )
+
+    return made
+
+
+TWICE = (
+    row("a", VA, 4 * KIB, 10 * SECOND, free_ns=30 * SECOND),
+    *(row(name, VA + (i + 1) * MIB, 8 * KIB, (20 + i) * SECOND) for i, name in enumerate("bcd")),
+    row("a again", VA, 4 * KIB, 40 * SECOND),
+)
+
+
+def test_a_place_that_was_used_at_other_times_gets_no_name_and_others_do(run):
+    """The first use is missing, and one that the program does not know of came later: two here and there."""
+    path = run(TWICE, made=one_place_twice(40, 90))
+    assert names(path) == [None, None, "b", "c", "d"]
+    assert "2 differ from it in size, time or number" in warned(path)[0]
+
+
+def test_a_place_that_was_used_again_has_the_names_of_both_times(run):
+    path = run(TWICE, made=one_place_twice(10, 40))
+    assert names(path) == ["a", "a again", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "named"), [(0, True), (0.2, True), (0.3, False), (-0.1, False)]
+)
+def test_a_note_may_be_a_little_later_than_mostly_and_not_sooner(tmp_path, seconds, named):
+    """Three notes at once, and one this much later."""
+    late = int(seconds * SECOND)
+    rows = [row(str(i), VA + i * MIB, 4 * KIB, i * SECOND + late * (i == 4)) for i in range(1, 5)]
+    events = [x.memory_event(i * SECOND, VA + i * MIB, 4 * KIB) for i in range(1, 5)]
+    write(tmp_path / "run.truth", rows)
+    path = capture(tmp_path / "run.sqlite", *events)
+    assert names(path) == ["1", "2", "3", "4" if named else None]
+
+
+def test_torch_notes_its_tensors_when_all_of_a_model_is_there(tmp_path):
+    """A minute apart, noted together: of any other program these are other allocations."""
+    events = [x.memory_event(i * 60 * SECOND, VA + i * MIB, 4 * KIB) for i in range(3)]
+    path = capture(tmp_path / "run.sqlite", *events)
+    rows = [row(str(i), VA + i * MIB, 4 * KIB, 121 * SECOND) for i in range(3)]
+    write(tmp_path / "run.truth", rows, about={"program": "torch_uvm"})
+    assert names(path) == ["0", "1", "2"]
+    write(tmp_path / "run.truth", rows)
+    assert names(path) == [None, "1", None]
 
 
 def test_memory_on_the_gpu_is_not_taken_for_managed_memory(run):
@@ -202,6 +267,25 @@ def test_tables_of_another_time_name_nothing(run):
 )
 def test_clocks_that_nearly_agree_or_are_not_known_do_no_harm(run, start):
     assert names(run(about={"start_utc_ns": start})) == ["a", "a again", "b", "ballast"]
+
+
+def noted(seconds):
+    """The tables of two arrays whose program noted each this long after it had it."""
+    rows = [(*each[:5], each[5] + seconds * SECOND, each[6]) for each in TWO]
+    return [(*each[:6], "") for each in rows]
+
+
+def test_what_a_program_notes_only_when_all_of_it_is_there_has_its_name(run):
+    """torch_uvm without a cache: the model has moved to the GPU, which took two minutes."""
+    assert names(run(noted(120))) == ["a", "a again", "b", "ballast"]
+
+
+@pytest.mark.parametrize(("began", "apart"), [(-132, 12), (11, 11)])
+def test_an_allocation_after_its_note_or_before_the_program_is_of_another_run(run, began, apart):
+    """Noted 120 s after the program began, and made 132 s after that; or 11 s before it began."""
+    path = run(noted(120), about={"start_utc_ns": START_UTC_NS + began * SECOND})
+    assert names(path) == [None] * 4
+    assert f"the times of its allocations are {apart} s away" in warned(path)[0]
 
 
 def test_what_was_allocated_before_the_capture_began_is_not_named_after_what_came_later(tmp_path):
@@ -267,6 +351,8 @@ DAMAGES = {
     ),
     "does not say which process ran": _replace("run.json", f'"pid": {x.PID}', '"pid": "me"'),
     "has other columns": _replace("allocations.csv", "alloc_ns", "allocated"),
+    "says a time at which nothing ran": _replace("run.json", str(START_UTC_NS), str(1 << 70)),
+    "run.json is no JSON, or": _replace("run.json", str(START_UTC_NS), "NaN"),
     "line 2 of allocations.csv is damaged": _replace("allocations.csv", "managed", "paged"),
     "line 3 of allocations.csv is damaged": _replace("allocations.csv", str(8 * KIB), "8KiB"),
     "line 5 of allocations.csv is damaged": _replace("allocations.csv", "a again,", ""),
@@ -352,6 +438,18 @@ def test_a_folder_of_tables_that_is_named_by_a_dot_has_its_tables_beside_it(tmp_
     assert truth_beside(Path("..")) is None
 
 
+def test_a_link_to_a_capture_has_the_tables_of_either_name(tmp_path):
+    path = two_arrays(tmp_path / "run.sqlite")
+    write(tmp_path / "run.truth", TWO)
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "latest.sqlite"
+    link.symlink_to(path)
+    assert truth_beside(link) == tmp_path / "run.truth"
+    assert names(link) == ["a", "a again", "b", "ballast"]
+    own = write(tmp_path / "links" / "latest.truth", TWO)
+    assert truth_beside(link) == own
+
+
 def test_a_raw_stream_has_names_too(tmp_path, monkeypatch):
     """Through programs that stand in for nsys and its importer: what they make is an export by hand."""
     made = two_arrays(tmp_path / "made.sqlite")
@@ -397,6 +495,18 @@ def test_tables_that_come_later_are_taken_in(tmp_path):
     assert names(path) == ["a", "a again", "b", "ballast"]
     shutil.rmtree(tmp_path / "run.truth")
     assert names(path) == [None] * 4
+
+
+def test_a_name_that_is_corrected_in_the_middle_of_a_large_table_is_read(tmp_path):
+    """400 KiB of table, and as many bytes after the change as before."""
+    path = two_arrays(tmp_path / "run.sqlite")
+    others = [row(f"x{i:06}", (1 << 40) + i * MIB, 4096, 50) for i in range(8000)]
+    write(tmp_path / "run.truth", [*others[:4000], *TWO, *others[4000:]])
+    assert (tmp_path / "run.truth" / "allocations.csv").stat().st_size > 300 * KIB
+    assert "ballast" in names(path)
+    corrected = [*TWO[:2], ("BALLAST", *TWO[2][1:]), TWO[3]]
+    write(tmp_path / "run.truth", [*others[:4000], *corrected, *others[4000:]])
+    assert "BALLAST" in names(path)
 
 
 def test_tables_that_change_make_another_fingerprint_and_their_times_do_not(run, tmp_path):

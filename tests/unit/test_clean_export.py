@@ -116,6 +116,78 @@ def test_a_name_in_the_program_that_is_private_is_not_given_away(whole, tmp_path
     assert not (tmp_path / "clean.sqlite").exists()
 
 
+ENVIRONMENT = (
+    "TERM=xterm;USER=janedoe;HOME=/home/bob;PWD=/scratch/falcon/job;LOGNAME=jo;API_TOKEN=s3cr3t-1"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("run of janedoe", ENVIRONMENT),
+        ("run_of_janedoe2", ENVIRONMENT),
+        ("step of jo", ENVIRONMENT),
+        ("bob's model", ENVIRONMENT),
+        ("see falcon", ENVIRONMENT),
+        ("a job", ENVIRONMENT),
+        ("s3cr3t-1", ENVIRONMENT),
+        ("of team-blue", "LD_LIBRARY_PATH=/usr/lib:/opt/team-blue/lib"),
+    ],
+)
+def test_a_name_that_stands_in_the_environment_only_is_not_given_away(whole, tmp_path, text, place):
+    with closing(sqlite3.connect(whole)) as connection:
+        connection.execute(
+            "UPDATE TARGET_INFO_SYSTEM_ENV SET value = ? WHERE name = 'DeviceEnvironment'", (place,)
+        )
+        connection.execute(
+            f"UPDATE StringIds SET value = ? WHERE id = (SELECT shortName FROM {x.KERNEL} LIMIT 1)",
+            (text,),
+        )
+        connection.commit()
+    with pytest.raises(LeakError, match="DeviceEnvironment"):
+        write_clean(whole, tmp_path / "clean.sqlite")
+    assert not (tmp_path / "clean.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("PROCESS_0:ENVIRONMENT_VARIABLE", 'LOGNAME="janedoe"', "run of janedoe"),
+        ("PROCESS_0:ENVIRONMENT_VARIABLE", 'HOME="/home/bob"', "of bob"),
+        ("PROCESS_0:COMMAND", "/home/bob/secret-plan/train", "secret-plan"),
+        ("PROCESS_0:ARGUMENT_3", "--data=/mnt/whale/x.bin", "the whale"),
+    ],
+)
+def test_a_name_of_one_variable_or_argument_is_not_given_away(whole, tmp_path, key, value, text):
+    with closing(sqlite3.connect(whole)) as connection:
+        connection.execute("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", (key, value))
+        connection.execute(
+            f"UPDATE StringIds SET value = ? WHERE id = (SELECT shortName FROM {x.KERNEL} LIMIT 1)",
+            (text,),
+        )
+        connection.commit()
+    with pytest.raises(LeakError, match=key.partition(":")[2]):
+        write_clean(whole, tmp_path / "clean.sqlite")
+
+
+def test_words_that_only_look_like_a_name_of_the_environment_are_given_away(whole, tmp_path):
+    # "jo" stands in "major", "job" in "jobs"; root, bin and cuda are everywhere.
+    with closing(sqlite3.connect(whole)) as connection:
+        connection.execute(
+            "UPDATE TARGET_INFO_SYSTEM_ENV SET value = ?, devStateName = 'node17.secret' "
+            "WHERE name = 'DeviceEnvironment'",
+            ("USER=root;LOGNAME=jo;PWD=/home/alice/job;PATH=/usr/local/cuda-12.4/bin",),
+        )
+        connection.execute("UPDATE TARGET_INFO_SYSTEM_ENV SET devStateName = 'node17.secret'")
+        connection.execute(
+            "UPDATE StringIds SET value = 'major jobs of root in cuda bin' WHERE id = "
+            f"(SELECT shortName FROM {x.KERNEL} LIMIT 1)"
+        )
+        connection.commit()
+    write_clean(whole, tmp_path / "clean.sqlite")
+    assert b"node17" not in (tmp_path / "clean.sqlite").read_bytes()
+
+
 def test_what_is_no_export_leaves_nothing(tmp_path):
     bad = tmp_path / "bad?mode=rw.sqlite"
     bad.write_bytes(b"SQLite format 3\0" + bytes(4096))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import lzma
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,14 @@ def test_what_no_check_writes_is_refused_and_nothing_lies_outside(tmp_path, empt
     assert {each.name for each in tmp_path.iterdir()} == {"empty", "results.tar"}
 
 
+def twice(*names):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    return out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -159,8 +168,18 @@ def test_what_no_check_writes_is_refused_and_nothing_lies_outside(tmp_path, empt
         (lzma.compress(b"not a tar inside"), "damaged"),
         (tar_of({"results/machine.txt": "a\tb\n"}), "holds no results/status.tsv"),
         (tar_of(FILES | {"results/status.tsv": "case\tfate\n"}), "not that of this version"),
-        (tar_of(FILES | {"results/status.tsv": HEAD + "a\tok\n"}), "cannot be read"),
-        (tar_of(FILES | {"results/status.tsv": HEAD + "a\tok\tx" + "\t" * 5 + "\n"}), "cannot be"),
+        (
+            tar_of(FILES | {"results/status.tsv": HEAD + ("a\tok" + "\t" * 6 + "\n") * 2}),
+            "'a' twice",
+        ),
+        (
+            tar_of(FILES | {"results/status.tsv": HEAD + "check.json\tok" + "\t" * 6 + "\n"}),
+            "called 'check.json'",
+        ),
+        (tar_of(FILES | {"results/machine.txt": "a" * (5 << 20)}), "machine.txt is far larger"),
+        (twice("results/signature.log", "results/signature.log"), "signature.log' twice"),
+        (twice("results/signature.log", "results/signature.log/a"), "signature.log/a' twice"),
+        (twice("results/signature.log/a", "results/signature.log"), "signature.log' twice"),
         (tar_of(FILES | {"results/status.tsv": HEAD + "../a\tok" + "\t" * 6 + "\n"}), "cannot be"),
     ],
 )
@@ -168,6 +187,69 @@ def test_a_damaged_archive_says_what_is_wrong_and_what_to_bring(tmp_path, empty,
     with pytest.raises(ResultsError, match=said) as caught:
         unpack([put(tmp_path, "results.tar", data)], empty)
     assert "Bring home again" in str(caught.value)
+
+
+BAD = {
+    "too few cells": "bad\tok",
+    "no number": "bad\tok\tx" + "\t" * 5,
+    "no time": "bad\tok\t0\t0\tnan\t1.0\t\t",
+    "a time without end": "bad\tok\t0\t0\t1.0\tinf\t\t",
+    "a time that ran back": "bad\tok\t0\t0\t-1.0\t1.0\t\t",
+}
+
+
+@pytest.mark.parametrize("line", BAD.values(), ids=BAD)
+def test_a_case_whose_line_cannot_be_read_does_not_lose_the_others(tmp_path, empty, line):
+    table = f"{FILES['results/status.tsv']}{line}\n"
+    path = put(tmp_path, "results.tar", tar_of(FILES | {"results/status.tsv": table}))
+    first, second, bad = unpack([path], empty).cases
+    assert (first.status, second.status) == ("ok", "timed_out")
+    assert (bad.name, bad.status, bad.exit_alone, bad.seconds_alone) == (
+        *("bad", "unreadable"),
+        *(None, None),
+    )
+    assert "cannot be read" in bad.reason
+
+
+@pytest.mark.parametrize("odd", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", '"'])
+def test_whatever_a_program_says_last_no_line_is_parted_by_it(tmp_path, empty, odd):
+    table = HEAD + f"signature\tfailed\t1\t1\t0.1\t0.2\t5\thalf{odd}done\n"
+    files = FILES | {"results/status.tsv": table, "results/machine.txt": f"gpu.name\ta{odd}b\n"}
+    found = unpack([put(tmp_path, "results.tar", tar_of(files))], empty)
+    assert [case.reason for case in found.cases] == [f"half{odd}done"]
+    assert found.machine == {"gpu.name": f"a{odd}b"}
+
+
+def bomb(kind, size):
+    """Compress an archive whose first header says that a header of so many zeros comes."""
+    entry = tarfile.TarInfo("results/a")
+    entry.type, entry.size = kind, size
+    packer = lzma.LZMACompressor(preset=0)
+    data = packer.compress(entry.tobuf(tarfile.USTAR_FORMAT))
+    for _ in range(size >> 20):
+        data += packer.compress(bytes(1 << 20))
+    return data + packer.flush()
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_that_says_it_is_huge_is_not_read(tmp_path, empty, kind):
+    path = put(tmp_path, "results.tar.xz", bomb(kind, 64 << 20))
+    tracemalloc.start()
+    with pytest.raises(ResultsError, match="a header larger than any"):
+        unpack([path], empty)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_headers_of_headers_without_end_are_damage(tmp_path, empty):
+    out = io.BytesIO()
+    for _ in range(5000):
+        entry = tarfile.TarInfo("x")
+        entry.type, entry.size = tarfile.XHDTYPE, 0
+        out.write(entry.tobuf(tarfile.USTAR_FORMAT))
+    with pytest.raises(ResultsError):
+        unpack([put(tmp_path, "results.tar", out.getvalue())], empty)
 
 
 def test_a_path_without_anything_is_said_to_be_so(tmp_path, empty):
