@@ -10,7 +10,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 
@@ -132,37 +133,49 @@ def _with_command(arguments: list[str]) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    previous = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    with _ended_by_signals() as terminate:
+        try:
+            status: int = args.run(args)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except NsanError as error:
+            complain(error)
+            return error.exit_code
+        except BrokenPipeError:
+            _abandon_stdout()  # the reader of a pipe has gone: leave quietly
+            return 1
+        except OSError as error:
+            _abandon_stdout()
+            complain(f"the result cannot be written: {error.strerror or error}.")
+            return 1
+        except KeyboardInterrupt as stop:
+            # Whoever presses Ctrl-C thrice is answered once.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _let_go(stop)
+            complain("interrupted; nothing half-written is left.")
+            return 130
+        except Exception:
+            if terminate.status is None:
+                raise
+            return terminate.status
+        return status
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[_Terminate]:
+    """Unwind on signals that end a process; afterwards all is as it was."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.getsignal(number) for number in numbers}
+    terminate, hook = _Terminate(), sys.unraisablehook
     for number, handler in previous.items():
         if number != signal.SIGINT and handler is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _terminate)
+            signal.signal(number, terminate)
     try:
-        status: int = args.run(args)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except NsanError as error:
-        complain(error)
-        return error.exit_code
-    except BrokenPipeError:
-        _abandon_stdout()  # the reader of a pipe has gone: leave quietly
-        return 1
-    except OSError as error:
-        _abandon_stdout()
-        complain(f"the result cannot be written: {error.strerror or error}.")
-        return 1
-    except KeyboardInterrupt as stop:
-        # Whoever presses Ctrl-C thrice is answered once.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _let_go(stop)
-        complain("interrupted; nothing half-written is left.")
-        return 130
+        yield terminate
     finally:
+        sys.unraisablehook = hook
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return status
 
 
 def _abandon_stdout() -> None:
@@ -183,6 +196,16 @@ def _let_go(stop: KeyboardInterrupt) -> None:
         sys.unraisablehook = previous
 
 
-def _terminate(number: int, _frame: object) -> None:
-    # Unwind, so that what is half-written is removed on the way out.
-    sys.exit(128 + number)
+class _Terminate:
+    """Unwinds on a signal, so that what is half-written is removed on the way out.
+
+    Compiled code may swallow the exit, and fail for want of an answer: that is noise, and ends the command all the same.
+    """
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+
+    def __call__(self, number: int, _frame: object) -> None:
+        self.status = 128 + number
+        sys.unraisablehook = lambda _: None
+        sys.exit(self.status)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from nsan.errors import DamagedExportError, NsanError
 from nsan.io import nsys_info
 from nsan.io.nsys_context import DIAGNOSTIC_EVENTS, MEMORY_EVENTS, NVTX, harmless
 from nsan.io.nsys_tables import STREAMED
+from nsan.text import shortened
 
 _EVENTS: Final = (
     *(source.table for source in (*STREAMED, NVTX, MEMORY_EVENTS)),
@@ -52,8 +54,13 @@ _SECRET_KEYS: Final = (
     *("EXPORT_HOST", "EXPORT_USER", "DEVICE_DISPLAY_NAME", "USER_NAME", "Hostname"),
     *("WORKING_DIR", "DeviceEnvironment", "PROFILING_SESSION_UUID"),
 )
-_SHORTEST_SECRET: Final = 5
-"""Shorter ones ("vm", "jo") stand in words that mean something else: they are looked for as words of their own."""
+_SHORTEST_INSIDE: Final = 5
+"""Values with marks in them ("node-17") that are as long are found inside of words, too."""
+
+_SHORTEST_WORD: Final = 4
+"""Shorter names ("vm", "jo", "max") are words that mean something else, too: they tell only as part of a path."""
+
+_LONGEST_SHOWN: Final = 60
 
 _VARIABLES: Final = frozenset({"DeviceEnvironment", "ENVIRONMENT_VARIABLE"})
 """Keys whose values are variables: ``A=b;C=d``, or ``A="b"``."""
@@ -65,12 +72,16 @@ _ABSOLUTE: Final = re.compile(r"(?<![\w./~-])/[^\s:;,=\"'|()<>]+")
 _WHOSE: Final = frozenset({"WORKING_DIR", "COMMAND"})
 
 _COMMON: Final = re.compile(
-    r"(?i)[a-z]?|[\d._-]+|bin|boot|cache|containers?|conda3?|miniconda3?|config|cuda[-.\w]*|data|dev|docs?|etc|games|"
-    r"home|include|lib(?:exec|32|64|nvvm)?|local|logs?|media|mnt|nsight[-_.\w]*|nvidia|nsys[-.\w]*|opt|proc|projects?|"
-    r"python[\d.]*|results|root|run|runs|sbin|scratch|share|site-packages|snap|src|srv|sys|target-[-\w]+|tmp|tests?|"
-    r"tools|users?|usr|var|venv|work|workspace|x86_64-linux-gnu|aarch64-linux-gnu|nsan(?:-device-check)?|localhost"
+    r"(?i)[a-z]?|[\d._-]+|bench|bin|boot|build|\.?cache|containers?|conda3?|miniconda3?|config|cuda[-.\w]*|data|dev|"
+    r"docs?|etc|games|home|include|lib(?:exec|32|64|nvvm)?|local|logs?|main|media|mnt|nsight[-_.\w]*|nvidia|"
+    r"nsys[-.\w]*|opt|out|proc|projects?|python[\d.]*|results|root|run|runs|sbin|scratch|share|site-packages|snap|"
+    r"src|srv|sys|target-[-\w]+|tmp|tests?|tools|users?|usr|var|venv|work|workspace|x86_64-linux-gnu|"
+    r"aarch64-linux-gnu|nsan(?:-device-check)?|localhost|true|false|yes|no|on|off|none|null|"
+    # nsan's own programs, their patterns and what a device check records.
+    r"uvm_bench|dl_bench|torch_uvm|tapes|(?:stream|stride|random|gather|stencil2d|pointer-chase|ping-pong|"
+    r"broadcast-read|first-touch|signature|hotspot|vector-add)(?:-oversubscribed)?|resnet-8(?:-raw|-caching)?"
 )
-"""Folders that many machines have, and names that many have: they tell nothing of anybody."""
+"""Folders that many machines have, names that many have, and nsan's own: they tell nothing of anybody."""
 
 _TEXT_COLUMNS: Final = frozenset(
     {"nameId", "textId", "shortName", "demangledName", "mangledName", "CpuInstruction", "module"}
@@ -86,14 +97,47 @@ _PID_BITS: Final = 24
 
 
 class LeakError(NsanError):
-    """A cleaned export still holds something private; ``what`` names where it comes from."""
+    """A cleaned export still holds something private; ``what`` says what, and where it comes from."""
 
     def __init__(self, source: Path, what: str) -> None:
         self.source, self.what = source, what
         super().__init__(
-            f"{source.name} is not given away: after cleaning it still holds the value of {what}. "
-            "A name in the program holds it: rename that, and record again."
+            f"{source.name} is not given away: after cleaning it still holds {what}. "
+            "A name in the program holds it: rename that, or what it is named after, and record again."
         )
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Something that may not be found in a copy.
+
+    Attributes
+    ----------
+    value : str
+        The text.
+    what : str
+        What it is, for people; without the value if that is secret.
+    is_folder : bool
+        A part of a path: what nsan or nsys write themselves may be named so, too.
+    """
+
+    value: str
+    what: str
+    is_folder: bool = False
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """Find it as a word of its own; a short one as a part of a path."""
+        word = re.escape(self.value)
+        if len(self.value) < _SHORTEST_WORD:
+            return re.compile(rf"[/\\]{word}(?!\w)|(?<!\w){word}[/\\]")
+        if (
+            len(self.value) >= _SHORTEST_INSIDE
+            and not self.is_folder
+            and re.search(r"\W", self.value)
+        ):
+            return re.compile(word)
+        return re.compile(rf"(?<!\w){word}(?!\w)")
 
 
 def write_clean(source: Path, target: Path) -> None:
@@ -125,13 +169,10 @@ def write_clean(source: Path, target: Path) -> None:
             _copy_messages(connection)
             _copy_processes(connection)
             _copy_strings(connection)
-            whole = dict(_secrets(connection))
-            told = _told_names(connection)
-            texts = _texts(connection)
+            _check_clean(source, connection)
             connection.execute("COMMIT")
             connection.execute("DETACH source")
             connection.execute("VACUUM")
-        _check_clean(source, target.read_bytes(), whole, (told, texts))
     except sqlite3.Error as error:
         target.unlink(missing_ok=True)
         raise DamagedExportError(source, str(error)) from error
@@ -239,75 +280,79 @@ def _copy_strings(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT INTO main.StringIds VALUES (?, ?)", (key, value))
 
 
-def _secrets(connection: sqlite3.Connection) -> Iterator[tuple[str, str]]:
-    """Yield what must not be found in the copy: users, hosts, folders, environments, by the name of their key."""
-    for table in filter(lambda each: _has(connection, each, "source"), _PAIRS):
-        for name, value in connection.execute(f'SELECT name, value FROM source."{table}"'):  # noqa: S608
-            key = str(name).rpartition(":")[2]
-            if key in _SECRET_KEYS and isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
-                yield key, value
+def _check_clean(source: Path, connection: sqlite3.Connection) -> None:
+    """Look for what may not be in the copy: folders in what programs wrote, all else in every text."""
+    of_programs = _texts(connection, ("StringIds", *_OF_PROGRAMS))
+    query = "SELECT name FROM main.sqlite_master WHERE type = 'table'"
+    tables = [name for (name,) in connection.execute(query) if not name.startswith("ENUM_")]
+    everything = _texts(connection, tables)
+    for told in _all_told(connection):
+        if told.pattern.search(of_programs if told.is_folder else everything):
+            raise LeakError(source, told.what)
 
 
-def _told_names(connection: sqlite3.Connection) -> dict[str, str]:
-    """Gather names of people, machines and folders out of the environment and the command line, with their key."""
-    found: dict[str, str] = {}
+def _all_told(connection: sqlite3.Connection) -> list[_Told]:
+    """Gather users, hosts, secrets and folders out of the environment and the command line; folders come last."""
+    found: list[_Told] = []
     for table in filter(lambda each: _has(connection, each, "source"), _PAIRS):
         for name, value in connection.execute(f'SELECT name, value FROM source."{table}"'):  # noqa: S608
-            key = str(name).rpartition(":")[2]
             if isinstance(value, str):
-                for told in _names_in(key, value):
-                    found.setdefault(told, key)
-    return {told: key for told, key in found.items() if not _COMMON.fullmatch(told)}
+                found.extend(_told_by(str(name).rpartition(":")[2], value))
+    private = dict.fromkeys(told for told in found if not _is_common(told.value))
+    return sorted(private, key=lambda told: told.is_folder)
 
 
-def _names_in(key: str, value: str) -> Iterator[str]:
+def _is_common(value: str) -> bool:
+    return all(map(_COMMON.fullmatch, value.split("/")))
+
+
+def _told_by(key: str, value: str) -> Iterator[_Told]:
     if key in _VARIABLES:
         for part in value.split(";") if key == "DeviceEnvironment" else [value]:
             variable = _VARIABLE.match(part)
-            if variable is None:
-                continue
-            if variable[1] in _OF_PEOPLE or _CONFIDENTIAL.search(variable[1]):
-                yield variable[2]
-            yield from _folders(variable[2], whole=variable[1] in {"HOME", "PWD", "OLDPWD"})
+            if variable is not None:
+                yield from _told_by_variable(key, variable[1], variable[2])
     elif key in _WHOSE or re.fullmatch(r"ARGUMENT_\d+", key):
-        yield from _folders(value, whole=key == "WORKING_DIR")
-    elif key in _SECRET_KEYS:
-        yield value
+        yield from _folders(value, key, whole=key == "WORKING_DIR")
+    if key in _SECRET_KEYS:
+        is_shown = key not in _VARIABLES
+        yield _Told(value, f"{_shown(value)} ({key})" if is_shown else f"the value of {key}")
 
 
-def _folders(text: str, *, whole: bool) -> Iterator[str]:
+def _told_by_variable(key: str, name: str, value: str) -> Iterator[_Told]:
+    if name in _OF_PEOPLE:
+        yield _Told(value, f"{_shown(value)} ({name} of {key})")
+    elif _CONFIDENTIAL.search(name):
+        yield _Told(value, f"the value of {name} ({key})")
+    yield from _folders(value, f"{name} of {key}", whole=name in {"HOME", "PWD", "OLDPWD"})
+
+
+def _folders(text: str, where: str, *, whole: bool) -> Iterator[_Told]:
     """Yield the folders of every path in a text; the last part of one is a file, unless it is ``whole``."""
     for path in _ABSOLUTE.findall(text):
         parts = [part for part in path.split("/") if part]
-        yield from parts if whole else parts[:-1]
+        for part in parts if whole else parts[:-1]:
+            yield _Told(part, f"{_shown(part)} (a folder in {where})", is_folder=True)
 
 
-def _texts(connection: sqlite3.Connection) -> str:
-    """Join all texts in the copy that a program may have written."""
+def _shown(value: str) -> str:
+    return repr(shortened(value, _LONGEST_SHOWN))
+
+
+def _texts(connection: sqlite3.Connection, tables: Iterable[str]) -> str:
+    """Join the texts of tables in the copy."""
     found: list[str] = []
-    for table in filter(lambda each: _has(connection, each), ("StringIds", *_OF_PROGRAMS)):
-        for row in connection.execute(f'SELECT * FROM main."{table}"'):  # noqa: S608 - names of nsan's own
-            found += [cell for cell in row if isinstance(cell, str)]
+    for table in filter(lambda each: _has(connection, each), tables):
+        for _, name, kind, *_ in connection.execute(
+            f'PRAGMA main.table_info("{table}")'
+        ).fetchall():
+            if kind.upper() not in {"INTEGER", "REAL"}:
+                query = f'SELECT DISTINCT "{name}" FROM main."{table}"'  # noqa: S608 - names of nsan's own
+                found += [cell for (cell,) in connection.execute(query) if isinstance(cell, str)]
     return "\n".join(found)
 
 
 _OF_PROGRAMS: Final = (NVTX.table, _MESSAGES, "PROCESSES")
-
-
-def _check_clean(
-    source: Path, raw: bytes, whole: dict[str, str], told: tuple[dict[str, str], str]
-) -> None:
-    for key, value in whole.items():
-        if value.encode() in raw:
-            raise LeakError(source, key)
-    names, texts = told
-    for name, key in names.items():
-        if len(name) >= _SHORTEST_SECRET:
-            is_there = name in texts
-        else:
-            is_there = bool(re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", texts))
-        if is_there:
-            raise LeakError(source, key)
 
 
 def _has(connection: sqlite3.Connection, table: str, where: str = "main") -> bool:

@@ -10,13 +10,18 @@ import contextlib
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final
 
 VARIABLE: Final = "NSAN_STARTED"
 _POLL_SECONDS: Final = 0.05
+_PROCESSES: Final = Path("/proc")
+_READ_SECONDS: Final = 2.0
+"""How long the environment of a process may take to be read: that of one which is stuck in a driver may never come."""
 
 
 def marked_environment() -> dict[str, str]:
@@ -42,24 +47,63 @@ def end_descendants(environment: Mapping[str, str], grace_seconds: float) -> Non
         How long they may take to end when asked; then they are killed.
     """
     mark = environment[VARIABLE].split()[-1].encode()
-    _signal(mark, signal.SIGTERM)
-    until = time.monotonic() + grace_seconds
-    while any(True for _ in _running(mark)):
-        if time.monotonic() >= until:
-            _signal(mark, signal.SIGKILL)
-            return
-        time.sleep(_POLL_SECONDS)
+    with contextlib.closing(_Reader()) as reader:
+        _signal(reader, mark, signal.SIGTERM)
+        until = time.monotonic() + grace_seconds
+        while any(True for _ in _running(reader, mark)):
+            if time.monotonic() >= until:
+                _signal(reader, mark, signal.SIGKILL)
+                return
+            time.sleep(_POLL_SECONDS)
 
 
-def _signal(mark: bytes, number: signal.Signals) -> None:
-    for pid in _running(mark):
+def _signal(reader: _Reader, mark: bytes, number: signal.Signals) -> None:
+    for pid in _running(reader, mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def _running(mark: bytes) -> Iterator[int]:
+def _running(reader: _Reader, mark: bytes) -> Iterator[int]:
     """Yield the processes with a mark; one that has ended and is not waited for has no environment."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (folder / "environ").read_bytes():
-                yield int(folder.name)
+    for folder in _PROCESSES.glob("[0-9]*"):
+        if mark in reader.environment(folder):
+            yield int(folder.name)
+
+
+class _Reader:
+    """Reads environments in a thread of its own, so that one which never comes holds up nobody."""
+
+    def __init__(self) -> None:
+        self._stuck: set[str] = set()
+        self._start()
+
+    def _start(self) -> None:
+        self._asked: SimpleQueue[Path | None] = SimpleQueue()
+        self._found: SimpleQueue[bytes] = SimpleQueue()
+        queues = (self._asked, self._found)
+        threading.Thread(target=_answer, args=queues, daemon=True).start()
+
+    def environment(self, folder: Path) -> bytes:
+        """Return the environment of a process; empty if it has none, may not be read, or does not come in time."""
+        if folder.name in self._stuck:
+            return b""
+        self._asked.put(folder)
+        try:
+            return self._found.get(timeout=_READ_SECONDS)
+        except Empty:
+            self._stuck.add(folder.name)
+            self.close()
+            self._start()
+            return b""
+
+    def close(self) -> None:
+        """Let the thread end, as soon as it can."""
+        self._asked.put(None)
+
+
+def _answer(asked: SimpleQueue[Path | None], found: SimpleQueue[bytes]) -> None:
+    while (folder := asked.get()) is not None:
+        try:
+            found.put((folder / "environ").read_bytes())
+        except OSError:
+            found.put(b"")

@@ -25,6 +25,7 @@ from nsan.io.probe import REPORT_SUFFIXES, STREAM_SUFFIX
 from nsan.io.recording import FACTS_SUFFIX
 from nsan.io.tidy import put_in_place
 from nsan.microbench.conditions import condition_of
+from nsan.microbench.evidence import Lack, lack_of
 from nsan.microbench.expecting import Expectations, compared
 from nsan.microbench.histories import HISTORY, snapshot_of
 from nsan.microbench.results import ABOUT, CASES, MACHINE, STATUS, CaseResult, Results, unpack
@@ -369,7 +370,8 @@ def judged(case: CaseResult, capture: Path, store: Path) -> Checked:
     named = trace.allocations.drop_nulls("name").collect().height
     summary = document(manifest["info"], manifest["totals"])
     moved = _compared(trace, capture.with_suffix(TRUTH_SUFFIX))
-    problem = _unseen(summary, moved) if case.status == OK else ""
+    lack = lack_of(manifest["info"], manifest["totals"], demands_bytes=moved.demands_bytes)
+    problem = _unseen(summary, lack) if case.status == OK else ""
     return Checked(case, capture, summary, row_rule(manifest["totals"]), named, moved, problem)
 
 
@@ -382,21 +384,15 @@ def _compared(trace: Trace, truth: Path) -> Expectations:
         return Expectations(0, 0, (), demands_bytes=False, reason=_first_line(error))
 
 
-def _unseen(summary: Mapping[str, Any], moved: Expectations) -> str:
-    """Say what is missing in the trace of a program that ended well; empty if nothing is.
-
-    Without a row of Unified Memory a trace shows nothing of what it was made for.
-    """
+def _unseen(summary: Mapping[str, Any], lack: Lack) -> str:
+    """Say what is missing in the trace of a program that ended well; empty if nothing is."""
+    if not lack:
+        return ""
     health = {check["id"]: check for check in summary["health"]}
     if "gpu_activity" in health:
         return _UNSEEN
-    n_migrations = summary["migrations"]["n"]
-    n_faults = summary["gpu_faults"]["n_rows"]
-    if n_migrations or (n_faults and not moved.demands_bytes):
-        return ""
     told = [health[each]["text"] for each in _TELLING if _warns(health.get(each))]
-    what = _NO_MIGRATION if moved.demands_bytes else _NO_TRAFFIC
-    return ". ".join([what, *told])
+    return ". ".join([_NO_MIGRATION if lack == "migration" else _NO_TRAFFIC, *told])
 
 
 def _warns(check: Mapping[str, Any] | None) -> bool:

@@ -3,7 +3,7 @@
 #
 # Each case runs alone first, which gives its times without profiling, and then under nsys. What fails is marked and
 # the rest goes on. All that is written lies in one folder, and is packed into one archive at the end. POSIX shell with
-# the core utilities, tar, awk, sed and grep; no Python, no network. `./run.sh --help` says the options.
+# GNU's core utilities and grep, tar, awk and sed; no Python, no network. `./run.sh --help` says the options.
 set -u
 LC_ALL=C
 export LC_ALL
@@ -43,7 +43,7 @@ exit status: 0 every case ended well, 1 some did not, 2 the command line is wron
 END
 }
 
-exec 4>&2 # the streams of this script, also while those of a program are caught
+exec 4>&2 5>&1 # the streams of this script, also while those of a program are caught
 say() { printf '%s\n' "$*" >&4; }
 wrong() {
   say "run.sh: $*"
@@ -141,15 +141,18 @@ libraries=${LD_LIBRARY_PATH:-}
 timeout -k 5 20 "$nsys" --version >/dev/null 2>&1 || libraries=${libraries:+$libraries:}$here/nsys-target/lib
 
 # Whoever asks a driver may wait for ever.
-limit() { timeout -k 5 "$@" 3<&- 4>&-; }
+limit() { timeout -k 5 "$@" 3<&- 4>&- 5>&-; }
 ask_smi() { limit 20 nvidia-smi "$@" 2>/dev/null; }
-ask_gpu() { ask_smi -i "$smi_device" "--query-gpu=$1" --format=csv,noheader,nounits | head -n 1; }
+ask_gpu() { # nothing, and false, where nvidia-smi does not end well, or as if there were a GPU; 14 is a damaged infoROM
+  answer=$(ask_smi -i "$smi_device" "--query-gpu=$1" --format=csv,noheader,nounits)
+  case $?:$answer in *:No\ devices*) return 1 ;; 0:* | 14:*) printf '%s\n' "$answer" | head -n 1 ;; *) return 1 ;; esac
+}
 one_line() { tr '\000-\037\177' ' '; } # of what is put into a table
 fact() { [ -z "$2" ] || printf '%s\t%s\n' "$1" "$(printf '%s' "$2" | one_line)"; }
 has_driver() { [ -r /proc/driver/nvidia/version ] || ask_smi -L >/dev/null; }
 
 machine() {
-  fact nsys "$(LD_LIBRARY_PATH=$libraries limit 20 "$nsys" --version 2>/dev/null | sed -n 's/.*version \([0-9.]*\).*/\1/p' | head -n 1)"
+  fact nsys "$(limit 20 env LD_LIBRARY_PATH="$libraries" "$nsys" --version 2>/dev/null | sed -n 's/.*version \([0-9.]*\).*/\1/p' | head -n 1)"
   fact kernel "$(uname -r)"
   fact architecture "$(uname -m)"
   fact cpu "$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)"
@@ -180,8 +183,7 @@ refused() {
     grep -q 'driver is made for CUDA'
 }
 build() {
-  bin=$results/work/bin
-  mkdir -p "$bin"
+  bin=$results/work/bin && mkdir -p "$bin"
   for program in uvm_bench dl_bench; do
     say "building $program here"
     (cd "$here/cuda" && limit "$(at_least_one "$(left)")" nvcc -std=c++17 -O3 -lineinfo -arch=native -o "$bin/$program" "$program.cu") \
@@ -213,12 +215,13 @@ most() { # the time limit of one run, or what is left
   most_left=$(at_least_one "$(left)")
   [ "$most_left" -lt "$run_seconds" ] && echo "$most_left" || echo "$run_seconds"
 }
-status_name() {
+status_name() { # of the last run; what killed it may have been its limit, or somebody else
   case $1 in
-    0) echo ok ;; 2) echo usage ;; 5) echo no_driver ;; 6) echo skipped ;; 7) echo refused ;;
-    124 | 137 | 143) echo timed_out ;; 126 | 127) echo cannot_run ;; *) echo failed ;;
+    0) echo ok ;; 2) echo usage ;; 5) echo no_driver ;; 6) echo skipped ;; 7) echo refused ;; 124) echo timed_out ;;
+    126 | 127) echo cannot_run ;; 137 | 143) [ "${ran%.*}" -ge "$may_run" ] && echo timed_out || echo failed ;; *) echo failed ;;
   esac
 }
+how() { [ "$1" -gt 128 ] && echo "was killed (signal $(($1 - 128)))" || echo "ended with status $1"; }
 passed() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { printf "%.3f", b - a }'; }
 last_words() { # the last line that says something; a progress bar writes its states over each other
   tr '\r' '\n' <"$1" 2>/dev/null | tr '\000-\011\013-\037\177' ' ' | grep -v '^ *$' | tail -n 1 | cut -c 1-400
@@ -242,28 +245,34 @@ lacks_memory() { # the reason, if there is too little for a footprint in MiB
 }
 
 limited() { # command...: its status; a signal to this script reaches it
-  timeout -k 20 "$(most)" "$@" 3<&- 4>&- &
+  may_run=$(most) ran_from=$(date +%s.%N)
+  timeout -k 20 "$may_run" "$@" 3<&- 4>&- 5>&- &
   child=$!
-  wait $child
+  wait $child 2>/dev/null # a shell says there what has killed it, after the last words of the program
   limited_code=$?
-  child=''
+  child='' ran=$(passed "$ran_from")
   return $limited_code
 }
 
 # nsys gives its program a session of its own, so that one which does not end when it is told to lives on. What a run
-# starts has a word in its environment, by which it is found.
-ours() { # PIDs of what this run has left
-  grep -lF "NSAN_DEVICE_CHECK=$$" /proc/[0-9]*/environ 2>/dev/null | sed 's|^/proc/\([0-9]*\)/.*|\1|' | while read -r pid; do
+# starts has a word in its environment to be found by. To read that of one that hangs in the driver may hang, too.
+our_word=NSAN_DEVICE_CHECK=$$.$started.end
+ours() { # PIDs of what this run has left; false if the search does not end
+  found=$(limit 10 grep -lszxF --line-buffered "$our_word" /proc/[0-9]*/environ)
+  searched=$?
+  for pid in $(printf '%s\n' "$found" | cut -d / -f 3); do
     case $(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$pid/status" 2>/dev/null) in '' | Z) ;; *) echo "$pid" ;; esac
   done
+  [ $searched -lt 124 ]
 }
-end_all() { # false if something cannot be ended: then the driver hangs
+end_all() { # false if something cannot be ended, or not be looked at: then the driver hangs
   for _ in 1 2 3 4 5 6 7 8 9 10; do
-    rest=$(ours)
-    [ -n "$rest" ] || return 0
-    # shellcheck disable=SC2086 -- PIDs are words
-    kill -KILL $rest 2>/dev/null
-    sleep 1
+    rest=$(ours) && looked=0 || looked=1
+    [ -n "$rest" ] || return $looked
+    for pid in $rest; do # its number may be that of another by now
+      limit 10 grep -qszxF "$our_word" "/proc/$pid/environ" && kill -KILL "$pid" 2>/dev/null
+    done
+    [ $looked -eq 0 ] && sleep 1 || return 1
   done
   return 1
 }
@@ -271,7 +280,7 @@ end_all() { # false if something cannot be ended: then the driver hangs
 alone() { # program flags...: its status
   program=$1
   shift
-  limited env NSAN_DEVICE_CHECK=$$ "$bin/$program" "$@" --out "$results/$name.alone" >"$results/work/stdout" 2>"$results/work/stderr"
+  limited env "$our_word" "$bin/$program" "$@" --out "$results/$name.alone" >"$results/work/stdout" 2>"$results/work/stderr"
   code=$?
   { echo "# alone: $program $*"; cat "$results/work/stdout" "$results/work/stderr"; } >>"$results/$name.log"
   return $code
@@ -280,9 +289,9 @@ alone() { # program flags...: its status
 under_nsys() { # program flags...: the status of the program, which nsys passes on
   program=$1
   shift
-  # shellcheck disable=SC2046 -- the switches are words
-  limited env NSAN_DEVICE_CHECK=$$ LD_LIBRARY_PATH="$libraries" "$nsys" profile $(cat "$here/switches") --output "$results/$name" \
-    "$bin/$program" "$@" --out "$results/$name.truth" >"$results/work/nsys" 2>&1
+  # shellcheck disable=SC2046 -- the switches are words; a % in --output begins what nsys puts in
+  limited env "$our_word" LD_LIBRARY_PATH="$libraries" "$nsys" profile $(cat "$here/switches") \
+    --output "$(printf '%s' "$results/$name" | sed 's/%/%%/g')" "$bin/$program" "$@" --out "$results/$name.truth" >"$results/work/nsys" 2>&1
   code=$?
   { echo "# under nsys: $program $*"; cat "$results/work/nsys"; } >>"$results/$name.log"
   return $code
@@ -302,6 +311,7 @@ run_case() { # program footprint_mib flags...
   end_all || stuck=$name
   seconds_alone=$(passed "$began") reason=$(last_words "$results/work/stderr")
   status=$(status_name $code_alone)
+  [ "$status" != failed ] || [ $code_alone -le 128 ] || reason="it $(how $code_alone)${reason:+: $reason}"
   if [ "$status" = timed_out ]; then
     mark "$name" timed_out $code_alone '' "$seconds_alone" '' '' "it did not end in time without nsys, and was not tried with it"
     return
@@ -319,7 +329,7 @@ run_case() { # program footprint_mib flags...
     status=no_stream reason="nsys made no stream: $(last_words "$results/work/nsys")"
   elif [ "$status" = ok ] && [ $code -ne 0 ]; then
     status=$(status_name $code)
-    reason="it ended well alone, and with status $code under nsys: $name.log"
+    reason="it ended well alone, and $(how $code) under nsys: $name.log"
     [ "$status" != timed_out ] || reason="it ended well alone, and not in time under nsys: --run-seconds N"
   fi
   [ "$status" = ok ] && reason=''
@@ -340,7 +350,7 @@ record() { # every case that is wanted, those that oversubscribe only if asked f
       continue
     fi
     if [ -n "$stuck" ]; then
-      mark "$name" not_run '' '' '' '' '' "a program of $stuck does not end, even when it is killed: the driver hangs"
+      mark "$name" not_run '' '' '' '' '' "a program of $stuck cannot be ended, or not even looked at: the driver hangs"
       continue
     fi
     under_way=$name
@@ -352,27 +362,22 @@ record() { # every case that is wanted, those that oversubscribe only if asked f
 
 # What comes home.
 
-own_xz() { LD_LIBRARY_PATH=$here/tools/lib "$here/tools/xz" "$@"; }
-has_xz() { echo 1 | xz 2>/dev/null | xz -d >/dev/null 2>&1; }
-has_own_xz() { echo 1 | own_xz 2>/dev/null | own_xz -d >/dev/null 2>&1; }
-with_xz() { # seconds: with that of this machine, or the one that came along; -6 where there is not the memory for -9
-  for level in 9 6; do
-    if has_xz; then
-      timeout -k 5 "$1" xz -$level results.tar 2>/dev/null
-    elif has_own_xz; then
-      timeout -k 5 "$1" env LD_LIBRARY_PATH="$here/tools/lib" "$here/tools/xz" -$level results.tar 2>/dev/null
-    else
-      return 1
-    fi
-    with_xz_code=$?
-    case $with_xz_code in 0) return 0 ;; 124 | 137) return 1 ;; esac
+works() { echo 1 | "$@" 2>/dev/null | "$@" -d >/dev/null 2>&1; }
+# shellcheck disable=SC2086 -- $xz is words
+with_xz() { # seconds: with that of this machine, or the one that came along; -6 where there is not the memory for -9,
+  # and -1, which has a third of the time for itself, where there is not the time
+  xz=xz within=$(($1 * 2 / 3)) too_slow=no
+  works $xz || { xz="env LD_LIBRARY_PATH=$here/tools/lib $here/tools/xz" && works $xz; } || return 1
+  for level in 9 6 1; do
+    case $level$too_slow in 6yes) continue ;; 1*) within=$(($1 - within)) ;; esac
+    timeout -k 5 "$within" $xz -$level results.tar 2>/dev/null
+    case $? in 0) return 0 ;; 124 | 137) too_slow=yes ;; esac
     rm -f results.tar.xz
   done
   return 1
 }
 compress() { # results.tar: with xz, which finds what the streams have in common; else gzip; else as it is
   if with_xz "$1"; then return; fi
-  rm -f results.tar.xz
   if command -v gzip >/dev/null && gzip -6 results.tar; then return; fi
   rm -f results.tar.gz
 }
@@ -410,8 +415,8 @@ bring_together() {
   pack || return 1
   echo
   awk -F '\t' 'NR == 1 { printf "%-22s %-11s %9s %10s %10s  %s\n", "case", "status", "alone", "with nsys", "stream", "reason"; next }
-    { printf "%-22s %-11s %9s %10s %10s  %s\n", $1, $2, $5 == "" ? "" : sprintf("%.1f s", $5),
-      $6 == "" ? "" : sprintf("%.1f s", $6), $7 == "" ? "" : sprintf("%.1f MiB", $7 / 1048576), $8 }' "$results/status.tsv"
+    { printf("%-22s %-11s %9s %10s %10s  %s\n", $1, $2, ($5 == "" ? "" : sprintf("%.1f s", $5)),
+      ($6 == "" ? "" : sprintf("%.1f s", $6)), ($7 == "" ? "" : sprintf("%.1f MiB", $7 / 1048576)), $8) }' "$results/status.tsv"
   echo
   for archive in results.tar*; do
     if [ "$(wc -c <"$archive")" -gt $((part_mib * 1048576)) ]; then
@@ -419,17 +424,15 @@ bring_together() {
     fi
   done
   for file in results.tar*; do
-    say "bring home: $to/$file ($(wc -c <"$file" | awk '{ printf $1 < 1048576 ? "%.1f KiB" : "%.1f MiB", $1 / ($1 < 1048576 ? 1024 : 1048576) }'))"
+    say "bring home: $to/$file ($(wc -c <"$file" | awk '{ printf(($1 < 1048576 ? "%.1f KiB" : "%.1f MiB"), $1 / ($1 < 1048576 ? 1024 : 1048576)) }'))"
   done
 }
 
 child='' under_way='' stuck=''
 interrupted() {
   trap '' INT TERM HUP
-  if [ -n "$child" ]; then
-    kill "$child" 2>/dev/null # nsys ends its program, and writes what it has
-    wait "$child"
-  fi
+  exec >&5 2>&4 # it may have come while those of a program were caught, in a file that goes
+  [ -z "$child" ] || { kill "$child" 2>/dev/null; wait "$child"; } # nsys ends its program, and writes what it has
   end_all
   [ -z "$under_way" ] || mark "$under_way" interrupted '' '' '' '' '' "run.sh was stopped while it ran"
   say 'run.sh: interrupted; what was recorded so far is packed.'

@@ -33,7 +33,7 @@ from nsan.io.bench_truth import (
 from nsan.io.probe import display_name
 from nsan.text import direction_word, shortened
 from nsan.trace import MAX_NS, MIN_NS, Trace
-from nsan.units import KIB, counted, format_bytes
+from nsan.units import KIB, NS_PER_S, counted, format_bytes
 from nsan.uvm.constants import MANAGED_KINDS
 
 NVTX_DOMAIN: Final = "nsan"
@@ -49,6 +49,9 @@ _APART: Final = 1 << 66
 """Groups lie so far from each other in the key that joins them: farther than addresses reach."""
 
 _WIDE: Final = pl.Int128
+
+_NEAR_NS: Final = NS_PER_S // 1000
+"""By how much a migration, whose time is the GPU's, may seem to start before a phase, whose times are the host's."""
 
 
 class ExpectedError(NsanError):
@@ -176,16 +179,42 @@ def _cells(
             "window": [row.phase for row in expected],
             "allocation": [row.allocation for row in expected],
             "direction": [row.direction for row in expected],
+            "nothing": [row.most_bytes == 0 for row in expected],
         }
     ).with_row_index("cell")
     return (
-        rows.join(windows, on="window", how="left", maintain_order="left")
+        _lent(rows, windows)
+        .join(windows, on="window", how="left", maintain_order="left")
         .join(lives, on="allocation", how="left", maintain_order="left")
         .with_columns(
-            start_ns=pl.max_horizontal("start_ns", "alloc_ns"),
-            end_ns=pl.min_horizontal("end_ns", "free_ns"),
+            start_ns=pl.max_horizontal(pl.coalesce("early_ns", "start_ns"), "alloc_ns"),
+            end_ns=pl.min_horizontal("end_ns", "until_ns", "free_ns"),
         )
     )
+
+
+def _lent(rows: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+    """Move the border between a phase that expects nothing and one that follows at once.
+
+    The times of migrations and of phases are of two clocks: what seems to migrate at the end of the first belongs to
+    the second. Adds ``early_ns``, from when a row of the second looks, and ``until_ns``, until when one of the first
+    does; null: as its phase.
+    """
+    near = (
+        windows.sort("start_ns")
+        .with_columns(first=pl.col("window").shift(), after=pl.col("end_ns").shift())
+        .filter(pl.col("start_ns") - pl.col("after") < _NEAR_NS)
+        .select("window", "first", border=pl.col("start_ns") - _NEAR_NS)
+    )
+    cell = ["allocation", "direction"]
+    asked = rows.group_by("window", *cell).agg(pl.col("nothing").all())
+    nothing = asked.filter("nothing").select(*cell, first="window")
+    moved = near.join(asked, on="window").join(nothing, on=["first", *cell])
+    early = moved.select("window", *cell, early_ns="border")
+    until = moved.select(*cell, window="first", until_ns="border")
+    for each in (early, until):
+        rows = rows.join(each, on=["window", *cell], how="left", maintain_order="left")
+    return rows
 
 
 def _windows(trace: Trace, pid: int, phases: Sequence[PhaseRow]) -> pl.DataFrame:
@@ -273,9 +302,18 @@ def _migrations(trace: Trace, truth: Truth) -> pl.DataFrame:
 
 
 def _in_windows(migrations: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
-    """Add the ``window`` of the last phase that began before; phases follow each other."""
-    known = windows.sort("start_ns").select("window", _from="start_ns")
-    return migrations.sort("start_ns").join_asof(known, left_on="start_ns", right_on="_from")
+    """Add the ``window`` of the last phase that began before, and once more that of one which begins at once.
+
+    Phases follow each other.
+    """
+    known = windows.sort("start_ns").select(
+        "window", _from="start_ns", _next="window", _next_from=pl.col("start_ns").shift(-1)
+    )
+    known = known.with_columns(pl.col("_next").shift(-1))
+    found = migrations.sort("start_ns").join_asof(known, left_on="start_ns", right_on="_from")
+    near = pl.col("_next_from") - pl.col("start_ns") <= _NEAR_NS
+    again = found.filter(near).with_columns(window="_next")
+    return pl.concat([found, again])
 
 
 def _moved(migrations: pl.DataFrame, cells: pl.DataFrame) -> list[int]:

@@ -198,20 +198,42 @@ def _put(folder: Path, place: Path, *, overwrite: bool) -> None:
         raise RunKeptError(taken, _kept(folder, place)) from taken
     old = folder
     if not exchange(folder, place):
-        old = folder.with_name(f"{folder.name}-old")
+        old = _aside(folder)
         place.rename(old)
-        folder.rename(place)
     try:
+        if old != folder:
+            folder.rename(place)
         _check(old, place, overwrite=overwrite)
-    except NsanError as taken:
-        kept = _kept(place, place)
-        old.rename(place)
-        raise RunKeptError(taken, kept) from taken
+    except BaseException as error:
+        # First of all: what is at a scratch name is removed in the end.
+        _put_back(folder, old, place)
+        if isinstance(error, NsanError):
+            raise RunKeptError(error, _kept(folder, place)) from error
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-old")
+
+
+def _put_back(folder: Path, old: Path, place: Path) -> None:
+    """Give what was at a place its name again; the run has that of its folder then."""
+    if old == folder and exchange(folder, place):
+        return
+    try:
+        if old == folder:
+            old = folder.rename(_aside(folder))
+        if not folder.exists():
+            place.rename(folder)
+        old.rename(place)
+    except OSError:
+        _kept(old, place)  # something else is there now
+        raise
+
+
 def _kept(folder: Path, place: Path) -> Path:
-    """Move a run to the first free name beside its place."""
+    """Move a folder to the first free name beside a place."""
     for number in count(1):
         kept = place.with_name(f"{place.name}.kept" + (f"-{number}" if number > 1 else ""))
         if os.path.lexists(kept):

@@ -286,21 +286,19 @@ def _is_certain_of_any(out: Path) -> bool:
         return False
 
 
+_LACKS: Final = {
+    "data": "no Unified Memory data: no managed allocation, migration or fault",
+    "traffic": "managed allocations, and no migration or fault of what the program moves",
+    "migration": "no migration, although by what the program knows bytes migrate",
+}
+
+
 def _missing(manifest: Mapping[str, Any], expected: Mapping[str, Any] | None) -> str | None:
-    """Say what a trace of a run that ended well lacks; None: nothing.
+    """Say what a trace of a run that ended well lacks; None: nothing."""
+    from nsan.microbench.evidence import lack_of
 
-    A managed allocation alone is recorded by whoever intercepts calls: it does not tell that the driver was traced.
-    """
-    from nsan.contract import has_um_data
-
-    info, totals = manifest["info"], manifest["totals"]
-    if not has_um_data(info, totals):
-        return "no Unified Memory data: no managed allocation, migration or fault"
-    moved = any(totals["counts"][name] for name in ("migrations", "gpu_faults", "cpu_faults"))
-    may_move_nothing = expected is not None and not expected["demands_bytes"]
-    if moved or may_move_nothing or info["doubtful"]:
-        return None
-    return "managed allocations, and no migration or fault of what the program moves"
+    demands_bytes = expected is not None and bool(expected["demands_bytes"])
+    return _LACKS.get(lack_of(manifest["info"], manifest["totals"], demands_bytes=demands_bytes))
 
 
 def _about(out: Path) -> dict[str, Any]:

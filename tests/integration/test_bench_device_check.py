@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -583,6 +584,161 @@ def test_a_program_that_does_not_end_under_nsys_is_gone_before_the_next_case(mac
     assert done.returncode == 1
 
 
+BESIDE = """
+case "$*" in *signature.alone*)
+  other=${NSAN_DEVICE_CHECK}4
+  NSAN_DEVICE_CHECK=$other setsid sleep 60 & echo $! > PLACE/longer
+  env -u NSAN_DEVICE_CHECK "OF_NSAN_DEVICE_CHECK=$NSAN_DEVICE_CHECK" setsid sleep 60 & echo $! > PLACE/inside
+  setsid sleep 60 & echo $! > PLACE/ours ;;
+esac
+exit 0
+"""
+
+
+def test_what_another_check_has_started_is_left_alone(machine, tmp_path):
+    # PID 1234 begins as PID 123 does; and a word may be in another.
+    machine.program("uvm_bench", BESIDE.replace("PLACE", str(tmp_path)))
+    assert machine.run("--only", "signature,vector-add").returncode == 0
+    pids = {name: int((tmp_path / name).read_text()) for name in ("longer", "inside", "ours")}
+    there = {name for name, pid in pids.items() if is_there(pid)}
+    for name in there:
+        os.kill(pids[name], signal.SIGKILL)
+    assert there == {"longer", "inside"}
+
+
+def test_a_number_that_has_become_that_of_another_program_is_not_killed(machine, tmp_path):
+    with subprocess.Popen(["sleep", "60"], env=BARE) as another:
+        # As if it had been one of ours when they were looked for.
+        machine.script(
+            machine.tools / "grep",
+            f'case "$*" in -l*environ*) [ -e {tmp_path}/told ] || echo /proc/{another.pid}/environ\n'
+            f'touch {tmp_path}/told ;; esac\nexec /usr/bin/grep "$@"',
+        )
+        assert machine.run("--only", "signature").returncode == 0
+        assert (tmp_path / "told").exists()
+        assert another.poll() is None
+        another.kill()
+
+
+SHORT = """
+case "$1 $2 $3" in
+  "-k 5 10") shift 3; set -- -k 1 1 "$@" ;;
+  "-k 20 "*) shift 2; set -- -k 1 "$@" ;;
+esac
+exec /usr/bin/timeout "$@"
+"""
+"""A `timeout` that waits 1 s where the script would 10 for a search, or 20 for the end of a program."""
+
+
+def test_a_search_that_does_not_end_is_a_driver_that_hangs(machine, tmp_path):
+    # To read the environment of a program that waits in the driver may take for ever.
+    machine.script(machine.tools / "timeout", SHORT)
+    os.mkfifo(tmp_path / "hangs")
+    machine.script(
+        machine.tools / "grep",
+        f'case "$*" in -l*environ*) set -- "$@" {tmp_path}/hangs ;; esac\nexec /usr/bin/grep "$@"',
+    )
+    machine.program("uvm_bench", f"setsid sleep 600 & echo $! > {tmp_path}/pid; exit 0")
+    done = machine.run("--only", "signature,vector-add", timeout=60)
+    assert done.returncode == 1
+    told = statuses(machine.folder)
+    assert told["signature"]["status"] == "ok"
+    assert told["vector-add"]["status"] == "not_run"
+    assert "of signature cannot be ended, or not even looked at" in told["vector-add"]["reason"]
+    # What was found before it hung is ended.
+    assert not is_there((tmp_path / "pid").read_text().strip())
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "number"), [("KILL", 9), ("TERM", 15), ("SEGV", 11)], ids=str
+)
+@pytest.mark.parametrize("when", ["alone", "truth"])
+def test_a_program_that_somebody_else_kills_did_not_run_out_of_time(
+    machine, signal_name, number, when
+):
+    # As the kernel does where memory is short.
+    dies = f"echo 'uvm_bench: half of it' >&2; kill -{signal_name} $$"
+    machine.program("uvm_bench", f'case "$*" in *signature.{when}*) {dies} ;; esac; exit 0')
+    assert machine.run("--only", "signature").returncode == 1
+    row = statuses(machine.folder)["signature"]
+    assert row["status"] == "failed"
+    if when == "alone":
+        assert row["alone"] == str(128 + number)
+        assert row["reason"] == f"it was killed (signal {number}): uvm_bench: half of it"
+    else:
+        assert (row["alone"], row["recorded"]) == ("0", str(128 + number))
+        assert f"and was killed (signal {number}) under nsys" in row["reason"]
+
+
+def test_a_program_that_has_to_be_killed_at_its_limit_ran_out_of_time(machine):
+    machine.script(machine.tools / "timeout", SHORT)
+    machine.program("uvm_bench", "trap '' TERM; while :; do sleep 0.1; done")
+    assert machine.run("--run-seconds", "1", "--only", "signature").returncode == 1
+    row = statuses(machine.folder)["signature"]
+    assert (row["status"], row["alone"]) == ("timed_out", "137")
+
+
+def test_no_program_has_the_streams_of_the_script(machine):
+    machine.gpu(free_mib=8000)
+    smi = machine.tools / "nvidia-smi"
+    looks = f'for n in 3 4 5; do [ ! -e /proc/$$/fd/$n ] || echo "open $n" >> {machine.log}; done\n'
+    smi.write_text(smi.read_text().replace("case ", looks + "case ", 1))
+    machine.program("uvm_bench", looks + "exit 0")
+    machine.nsys(looks + RECORDS)
+    assert machine.run("--only", "signature").returncode == 0
+    assert not [line for line in machine.calls() if line.startswith("open")]
+
+
+def test_the_libraries_that_came_along_are_for_nsys_alone(machine):
+    # They may ask for a newer system than this; here nsys does not begin without them.
+    version = "echo 'NVIDIA Nsight Systems version 2023.4.4.54-1v0'"
+    machine.script(
+        machine.folder / "nsys-target" / "target-linux-x64" / "nsys",
+        'case "${LD_LIBRARY_PATH:-}" in */nsys-target/lib) ;; *) exit 127 ;; esac\n'
+        f'if [ "$1" = --version ]; then {version}; exit 0; fi\nshift\n{RECORDS}',
+    )
+    has = f'[ -z "${{LD_LIBRARY_PATH:-}}" ] || echo "has $LD_LIBRARY_PATH" >> {machine.log}'
+    machine.script(machine.tools / "timeout", f'{has}\nexec /usr/bin/timeout "$@"')
+    assert machine.run("--only", "signature").returncode == 0
+    facts = (machine.folder / "results" / "machine.txt").read_text()
+    assert "nsys\t2023.4.4.54\n" in facts
+    assert not [line for line in machine.calls() if line.startswith("has ")]
+
+
+def test_what_awk_prints_is_in_parentheses_where_it_compares():
+    # Without them `<` is a file for some, and not the grammar of any standard one.
+    bare = re.findall(r"\{ printf? [^('}\n][^}\n]*", SCRIPT.read_text())
+    assert bare
+    assert not [each for each in bare if re.search(r"[<>?]|==", re.sub(r'"[^"]*"', "", each))]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "known"),
+    [
+        ("No devices were found", 6, False),
+        ("No devices were found", 0, False),
+        ("NVIDIA-SMI has failed: is the driver there?", 9, False),
+        ("Some GPU", 0, True),
+        ("Some GPU", 14, True),  # a damaged infoROM
+    ],
+)
+def test_what_is_no_answer_of_a_gpu_is_no_fact_of_it(machine, said, status, known):
+    machine.script(machine.tools / "nvidia-smi", f"echo '{said}'; exit {status}")
+    assert machine.run("--only", "signature").returncode == 0
+    facts = (machine.folder / "results" / "machine.txt").read_text()
+    assert ("gpu.name\tSome GPU" in facts) is known
+    assert (said in facts) is known
+
+
+def test_a_percent_sign_in_the_path_is_none_that_nsys_replaces(tmp_path):
+    machine = Machine(tmp_path / "50%h")
+    # nsys puts the name of the host for %h, and a percent sign for two.
+    put = "sed 's/%%/\\n/g; s/%[a-z]/host/g; s/\\n/%/g'"
+    machine.nsys(f'shift 6; printf stream > "$(printf %s "$2" | {put}).qdstrm"; shift 2; exec "$@"')
+    assert machine.run("--only", "signature").returncode == 0
+    assert (machine.folder / "results" / "signature.qdstrm").read_text() == "stream"
+
+
 def test_programs_that_the_driver_refuses_are_built_there(machine):
     machine.gpu(free_mib=8000)
     (machine.folder / "cuda").mkdir()
@@ -778,8 +934,9 @@ def test_the_script_is_found_by_a_link_to_it(machine, tmp_path):
 
 def test_a_folder_that_cannot_be_written_to_needs_another_for_what_comes_of_it(machine, tmp_path):
     someone = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(folder.stat().st_mode | 0o055)
+    for folder in (tmp_path, *tmp_path.parents):  # however deep pytest and its workers put it
+        if folder.stat().st_uid == os.geteuid() and folder.stat().st_mode & 0o055 != 0o055:
+            folder.chmod(folder.stat().st_mode | 0o055)
     machine.log.touch()
     machine.log.chmod(0o666)
     out = tmp_path / "out"
@@ -820,6 +977,31 @@ def test_a_machine_with_little_memory_may_keep_less_of_it(machine):
     assert "are kept for packing" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("slow", "tried", "made"),
+    [
+        ("xz -9", ["-9", "-1"], "results.tar.xz"),
+        ("xz -", ["-9", "-1"], "results.tar.gz"),
+        ("never", ["-9"], "results.tar.xz"),
+    ],
+)
+def test_where_xz_takes_too_long_a_faster_one_is_tried_before_streams_stay(
+    noisy, slow, tried, made
+):
+    noisy.script(
+        noisy.tools / "timeout",
+        f'case "$*" in *"{slow}"*) exit 124 ;; esac\nexec /usr/bin/timeout "$@"',
+    )
+    done = noisy.run("--only", "signature", "--seconds", "300", "--max-size", "1")
+    assert done.returncode == 0
+    assert statuses(noisy.folder)["signature"]["status"] == "ok"
+    assert "results/signature.qdstrm" in names_in(noisy.folder / made)
+    calls = [line.split() for line in noisy.calls() if line.endswith("results.tar")]
+    assert [call[-2] for call in calls] == tried
+    # Together they have what is left of the 300 s.
+    assert 0 < sum(int(call[3]) for call in calls) <= 300
+
+
 def test_sizes_and_times_are_written_for_people(noisy):
     done = noisy.run("--only", "signature")
     # 1000 KiB that nothing compresses.
@@ -852,7 +1034,7 @@ def test_what_was_recorded_is_packed_when_the_script_is_stopped(machine, tmp_pat
         ["./run.sh", "--only", "signature,stream"],
         cwd=machine.folder,
         env=BARE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -860,9 +1042,10 @@ def test_what_was_recorded_is_packed_when_the_script_is_stopped(machine, tmp_pat
         assert process.poll() is None
         time.sleep(0.01)
     process.terminate()
-    _, said = process.communicate(timeout=60)
+    shown, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in said
+    assert re.search(r"^signature +ok .*\nstream +interrupted ", shown, re.MULTILINE)
     assert "results/signature.qdstrm" in names_in(machine.folder / "results.tar.xz")
     told = statuses(machine.folder)
     assert {name: row["status"] for name, row in told.items()} == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import shlex
 import subprocess
@@ -20,6 +21,7 @@ from bench_tables import row
 import nsan
 from nsan.cli import main
 from nsan.io import tidy
+from nsan.microbench import places
 from nsan.microbench.places import RunKeptError, making
 
 KIB, MIB, VA = x.KIB, x.MIB, x.VA
@@ -118,18 +120,27 @@ def made(folder, status="ok"):
     return folder
 
 
-@pytest.mark.parametrize("swaps", [True, False])
+def comes_late(tape, swaps):
+    """An exchange before which another run comes to the place; it works the first, the second time, or not."""
+    real, works = tidy.exchange, list(swaps)
+
+    def exchange(left, right):
+        if len(works) == len(swaps):
+            made(right, "ok")
+            (right / "run.tape").write_text(tape)
+        return works.pop(0) and real(left, right)
+
+    return exchange
+
+
+SWAPS = [(True, True), (True, False), (False,)]
+
+
+@pytest.mark.parametrize("swaps", SWAPS)
 def test_what_comes_in_the_last_moment_is_put_back(tmp_path, monkeypatch, swaps):
     """Between the look at the place and the exchange, a failed run there is replaced by one that is well."""
     place = made(tmp_path / "run", "failed")
-    real = tidy.exchange
-
-    def late(left, right):
-        made(right, "ok")
-        (right / "run.tape").write_text("other")
-        return swaps and real(left, right)
-
-    monkeypatch.setattr("nsan.microbench.places.exchange", late)
+    monkeypatch.setattr(places, "exchange", comes_late("other", swaps))
     with (
         pytest.raises(RunKeptError, match="is kept in") as raised,
         making(place, overwrite=False) as folder,
@@ -138,6 +149,43 @@ def test_what_comes_in_the_last_moment_is_put_back(tmp_path, monkeypatch, swaps)
     assert (place / "run.tape").read_text() == "other"
     assert (raised.value.kept / "run.tape").read_text() == "own"
     assert names(tmp_path) == ["run", "run.kept"]
+
+
+@pytest.mark.parametrize("swaps", SWAPS)
+@pytest.mark.parametrize("fails", ["to the name beside", "to the place", "as it looks again"])
+def test_whatever_goes_wrong_in_the_last_moment_what_was_there_is_back(
+    tmp_path, monkeypatch, swaps, fails
+):
+    place = made(tmp_path / "run", "failed")
+    rename, check = Path.rename, places._check
+    refused = []
+
+    def refuse(*of):
+        refused.append(of)
+        raise OSError(errno.EIO, "Input/output error")
+
+    def renamed(self, target):
+        beside, home = target.name.endswith(".kept"), target == place and "-old" not in self.name
+        if beside if fails == "to the name beside" else home and fails == "to the place":
+            refuse(self, target)
+        return rename(self, target)
+
+    def checked(found, at, **how):
+        if found != at and fails == "as it looks again":
+            refuse(found)
+        check(found, at, **how)
+
+    monkeypatch.setattr(places, "exchange", comes_late("theirs", swaps))
+    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(places, "_check", checked)
+    with (
+        pytest.raises((OSError, RunKeptError)),
+        making(place, overwrite=False) as folder,
+    ):
+        (made(folder) / "run.tape").write_text("own")
+    assert refused
+    assert (place / "run.tape").read_text() == "theirs"
+    assert set(names(tmp_path)) <= {"run", "run.kept"}
 
 
 def test_a_file_of_the_users_in_the_folder_of_a_failed_run_is_not_lost(run, tmp_path, monkeypatch):
@@ -408,23 +456,29 @@ def test_a_damaged_table_of_certain_bytes_does_not_cost_the_run(recorded, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("expected", "status"),
-    [
-        ([f"0,0,htod,{2 * MIB},{4 * MIB}"], 3),
-        ([], 3),
-        (["0,0,htod,0,0"], 0),
-    ],
+    "expected",
+    [[f"0,0,htod,{2 * MIB},{4 * MIB}"], [], ["0,0,htod,0,0"]],
     ids=["bytes are certain to move", "nothing is certain", "nothing moves for certain"],
 )
 def test_a_managed_allocation_alone_does_not_tell_that_the_driver_was_traced(
-    recorded, tmp_path, expected, status
+    recorded, tmp_path, expected
 ):
     export = x.Export().add(x.MEMCPY).add(x.NVTX, *phase(100, 200))
-    found, _, err = recorded(export, expected)
-    assert found == status, err
-    if status:
-        assert "managed allocations, and no migration or fault of what the program moves" in err
-        assert document(tmp_path / "run")["status"] == "not_recorded"
+    status, _, err = recorded(export, expected)
+    assert status == 3, err
+    lacks = "no migration" if "4194304" in "".join(expected) else "managed allocations, and no"
+    assert f"its trace has {lacks}" in err
+    assert document(tmp_path / "run")["status"] == "not_recorded"
+
+
+@pytest.mark.parametrize(
+    "fault", [(x.GPU_FAULTS, x.gpu_fault(110, 120)), (x.CPU_FAULTS, x.cpu_fault(110))]
+)
+def test_faults_without_the_migration_that_must_be_there_are_no_recording(recorded, fault):
+    export = x.Export().add(*fault).add(x.NVTX, *phase(100, 200)).add(x.KERNEL, x.kernel(105, 190))
+    status, _, err = recorded(export, [f"0,0,htod,{2 * MIB},{4 * MIB}"])
+    assert status == 3, err
+    assert "no migration, although by what the program knows bytes migrate" in err
 
 
 def test_a_fault_row_without_a_migration_is_a_trace_of_the_driver(recorded):

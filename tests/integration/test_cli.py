@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import exports as x
 import polars as pl
 import pytest
 
+from nsan import cli
 from nsan.cli import COMMANDS, main
 
 ANSI = "\x1b"
@@ -761,3 +766,17 @@ def test_python_dash_m_is_the_command_line(nsan, trace):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == nsan(trace, "--json")[1]
     assert child("summary", trace.with_name("none")).returncode == 1
+
+
+def test_what_fails_because_compiled_code_swallowed_a_signal_is_not_shown(monkeypatch):
+    def swallows(_args):
+        with contextlib.suppress(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        raise TypeError
+
+    assert cli._run(argparse.Namespace(run=swallows)) == 143
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(TypeError):
+        cli._run(argparse.Namespace(run=swallows))

@@ -190,6 +190,46 @@ def test_a_migration_belongs_to_the_phase_in_which_it_starts(check, start, count
     assert check(export((one,)), expected=expected).n_right == counts
 
 
+US = 1000
+LATER = (RUN_1, A, "htod", 2 * MIB, 2 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("start", "gap", "before", "right"),
+    [
+        (9_000 * US, 10 * US, 0, True),  # 1 ms before the phase
+        (9_999 * US, 10 * US, 0, True),  # between the phases
+        (8_999 * US, 10 * US, 0, False),  # longer before
+        (9_500 * US, 10 * US, 2 * MIB, False),  # the first phase may expect it
+        (9_500 * US, 1_000 * US, 0, False),  # the first does not end at once before
+        (10_000 * US, 10 * US, 0, True),
+    ],
+)
+def test_what_starts_a_moment_before_a_phase_is_of_it_if_the_phase_before_expects_nothing(
+    check, start, gap, before, right
+):
+    """Migrations have times of the GPU, phases those of the host; the second run starts at 10 ms."""
+    begin = 10_000 * US
+    spans = ((100, 200), (300, begin - gap), (begin, begin + 50 * US), (20_000 * US, 20_001 * US))
+    moved = (x.migration(start, start + 5, 2 * MIB, VA),)
+    expected = [(RUN_0, A, "htod", 0, before), LATER]
+    found = check(export(moved, shown=ranges(spans=spans)), expected=expected)
+    assert (found.n_checked, found.n_right == 2) == (2, right), found
+
+
+@pytest.mark.parametrize(
+    "later", [(RUN_1, A, "dtoh", 0, 0), (RUN_1, B, "htod", 0, 0), (CHECK, A, "htod", 0, 2 * MIB)]
+)
+def test_what_no_row_of_the_next_phase_asks_for_stays_in_its_own(check, later):
+    spans = ((100, 200), (300, 400), (410, 600), (610, 800))
+    moved = (x.migration(350, 355, 2 * MIB, VA),)
+    expected = [(RUN_0, A, "htod", 0, 0), later]
+    found = check(export(moved, shown=ranges(spans=spans)), expected=expected)
+    assert found.wrong == (
+        "phase run 0, allocation a, HtoD: 2.00 MiB (2097152 B) in the trace, 0 B expected",
+    )
+
+
 def test_an_address_that_is_used_again_in_the_same_phase_is_two_allocations(check):
     rows = [row("first", VA, 2 * MIB, 11), row("second", VA, 4 * MIB, 12)]
     memory = [
@@ -263,6 +303,18 @@ def runs(draw):
     return lives, phases, moves, draw(st.lists(cell, min_size=1, max_size=8))
 
 
+def spread(run):
+    """The same run with all times farther from each other than the two clocks are."""
+    lives, phases, moves, cells = run
+    ms = 1_000_000
+    return (
+        [(va, size, born * ms, dead * ms) for va, size, born, dead in lives],
+        [(start * ms, end * ms) for start, end in phases],
+        [(start * ms, *rest) for start, *rest in moves],
+        cells,
+    )
+
+
 def by_hand(run, cell):
     """Count a cell byte by byte."""
     lives, phases, moves, _ = run
@@ -276,7 +328,9 @@ def by_hand(run, cell):
 
 @given(run=runs())
 def test_any_run_adds_up_as_it_does_by_hand(run, tmp_path_factory):
-    lives, phases, moves, cells = run
+    cells = run[-1]
+    wanted = [by_hand(run, cell) for cell in cells]
+    lives, phases, moves, _ = spread(run)
     trace = made(
         capture=RECORDED,
         migrations=[
@@ -292,7 +346,6 @@ def test_any_run_adds_up_as_it_does_by_hand(run, tmp_path_factory):
             key=lambda life: life["alloc_ns"],
         ),
     )
-    wanted = [by_hand(run, cell) for cell in cells]
     expected = [(*cell, n, n) for cell, n in zip(cells, wanted, strict=True)]
     folder = write(
         tmp_path_factory.mktemp("run") / "run.truth",

@@ -208,28 +208,58 @@ def test_a_place_that_was_used_again_has_the_names_of_both_times(run):
     assert names(path) == ["a", "a again", "b", "c", "d"]
 
 
+def test_a_place_that_was_used_once_has_its_name_whenever_it_was_noted(run):
+    """A program notes c when it has d: of the other places, a is used twice, and its times are as always."""
+    rows = [(*each[:5], 22 * SECOND, *each[6:]) if each[0] == "c" else each for each in TWICE]
+    assert names(run(rows, made=one_place_twice(10, 40))) == ["a", "a again", "b", "c", "d"]
+
+
+def at_seconds(tmp_path, times, noted):
+    """Two uses of each place at these times, a second between them, and their notes; return what is named."""
+    events, rows = [], []
+    for i, (time, note) in enumerate(zip(times, noted, strict=True)):
+        for turn in range(2):
+            at = int((time + turn) * SECOND)
+            free = x.memory_event(at + SECOND // 2, VA + i * MIB, 4 * KIB, free=True)
+            events += [x.memory_event(at, VA + i * MIB, 4 * KIB), free]
+            known = int((note + turn) * SECOND)
+            rows.append(row(f"{i}", VA + i * MIB, 4 * KIB, known, free_ns=known + SECOND // 2))
+    write(tmp_path / "run.truth", rows)
+    found = names(capture(tmp_path / "run.sqlite", *sorted(events, key=lambda e: e["start"])))
+    assert found[::2] == found[1::2]
+    return [name is not None for name in found[::2]]
+
+
 @pytest.mark.parametrize(
     ("seconds", "named"), [(0, True), (0.2, True), (0.3, False), (-0.1, False)]
 )
 def test_a_note_may_be_a_little_later_than_mostly_and_not_sooner(tmp_path, seconds, named):
-    """Three notes at once, and one this much later."""
-    late = int(seconds * SECOND)
-    rows = [row(str(i), VA + i * MIB, 4 * KIB, i * SECOND + late * (i == 4)) for i in range(1, 5)]
-    events = [x.memory_event(i * SECOND, VA + i * MIB, 4 * KIB) for i in range(1, 5)]
-    write(tmp_path / "run.truth", rows)
-    path = capture(tmp_path / "run.sqlite", *events)
-    assert names(path) == ["1", "2", "3", "4" if named else None]
+    """Three places noted at once, and one this much later."""
+    times = [10, 20, 30, 40]
+    noted = [10, 20, 30, 40 + seconds]
+    assert at_seconds(tmp_path, times, noted) == [True, True, True, named]
+
+
+@pytest.mark.parametrize("drift", [-0.0004, 0.0004])
+def test_clocks_that_drift_apart_in_a_long_run_do_no_harm(tmp_path, drift):
+    """400 ppm of an hour are 1.44 s: half of that before the middle of the run, and half after."""
+    times = [10 + 600 * i for i in range(7)]
+    assert at_seconds(tmp_path, times, [time * (1 + drift) for time in times]) == [True] * 7
+
+
+def test_clocks_that_drift_more_than_clocks_do_name_what_is_near_the_middle_only(tmp_path):
+    times = [10 + 600 * i for i in range(7)]
+    found = at_seconds(tmp_path, times, [time * (1 - 0.001) for time in times])
+    assert (found[0], found[3], found[6]) == (False, True, False)
 
 
 def test_torch_notes_its_tensors_when_all_of_a_model_is_there(tmp_path):
-    """A minute apart, noted together: of any other program these are other allocations."""
+    """A minute apart, noted together; each has a place of its own."""
     events = [x.memory_event(i * 60 * SECOND, VA + i * MIB, 4 * KIB) for i in range(3)]
     path = capture(tmp_path / "run.sqlite", *events)
     rows = [row(str(i), VA + i * MIB, 4 * KIB, 121 * SECOND) for i in range(3)]
     write(tmp_path / "run.truth", rows, about={"program": "torch_uvm"})
     assert names(path) == ["0", "1", "2"]
-    write(tmp_path / "run.truth", rows)
-    assert names(path) == [None, "1", None]
 
 
 def test_memory_on_the_gpu_is_not_taken_for_managed_memory(run):

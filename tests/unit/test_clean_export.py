@@ -11,6 +11,8 @@ import pytest
 import nsan
 from nsan.errors import DamagedExportError
 from nsan.io.clean_export import LeakError, write_clean
+from nsan.microbench.catalog import PATTERNS, SCRIPTS
+from nsan.microbench.device_cases import cases
 
 UM = "um_easycuda_rtx4060l_2023.4.4_lazy"
 PRIVATE = {
@@ -116,36 +118,58 @@ def test_a_name_in_the_program_that_is_private_is_not_given_away(whole, tmp_path
     assert not (tmp_path / "clean.sqlite").exists()
 
 
+@pytest.mark.parametrize("user", ["janedoe", "node-17"])
+def test_a_user_is_found_in_what_is_said_of_the_machine_too(whole, tmp_path, user):
+    with closing(sqlite3.connect(with_kernel(whole, "k", EXPORT_USER=user))) as connection:
+        connection.execute("UPDATE TARGET_INFO_GPU SET name = ?", (f"GPU of {user}",))
+        connection.commit()
+    with pytest.raises(LeakError, match=rf"'{user}' \(EXPORT_USER\)"):
+        write_clean(whole, tmp_path / "clean.sqlite")
+
+
 ENVIRONMENT = (
-    "TERM=xterm;USER=janedoe;HOME=/home/bob;PWD=/scratch/falcon/job;LOGNAME=jo;API_TOKEN=s3cr3t-1"
+    "TERM=xterm;USER=janedoe;HOME=/home/alice;PWD=/scratch/falcon/job;LOGNAME=jo;API_TOKEN=s3cr3t-1"
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("run of janedoe", ENVIRONMENT),
-        ("run_of_janedoe2", ENVIRONMENT),
-        ("step of jo", ENVIRONMENT),
-        ("bob's model", ENVIRONMENT),
-        ("see falcon", ENVIRONMENT),
-        ("a job", ENVIRONMENT),
-        ("s3cr3t-1", ENVIRONMENT),
-        ("of team-blue", "LD_LIBRARY_PATH=/usr/lib:/opt/team-blue/lib"),
-    ],
-)
-def test_a_name_that_stands_in_the_environment_only_is_not_given_away(whole, tmp_path, text, place):
-    with closing(sqlite3.connect(whole)) as connection:
+def with_kernel(path, text, environment="", **pairs):
+    """Name a kernel, and say what the environment and the recording have."""
+    with closing(sqlite3.connect(path)) as connection:
         connection.execute(
-            "UPDATE TARGET_INFO_SYSTEM_ENV SET value = ? WHERE name = 'DeviceEnvironment'", (place,)
+            "UPDATE TARGET_INFO_SYSTEM_ENV SET value = ? WHERE name = 'DeviceEnvironment'",
+            (environment,),
         )
+        for key, value in pairs.items():
+            connection.execute("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", (key, value))
+            connection.execute("UPDATE META_DATA_EXPORT SET value = ? WHERE name = ?", (value, key))
         connection.execute(
             f"UPDATE StringIds SET value = ? WHERE id = (SELECT shortName FROM {x.KERNEL} LIMIT 1)",
             (text,),
         )
         connection.commit()
-    with pytest.raises(LeakError, match="DeviceEnvironment"):
-        write_clean(whole, tmp_path / "clean.sqlite")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("run of janedoe", ENVIRONMENT, r"'janedoe' \(USER of DeviceEnvironment\)"),
+        ("a.janedoe/x", ENVIRONMENT, "'janedoe'"),
+        ("step of jo/x", ENVIRONMENT, r"'jo' \(LOGNAME of DeviceEnvironment\)"),
+        ("alice's model", ENVIRONMENT, "'alice'"),
+        ("see falcon", ENVIRONMENT, r"'falcon' \(a folder in PWD of DeviceEnvironment\)"),
+        ("job/7", ENVIRONMENT, "'job'"),
+        ("the_s3cr3t-12", ENVIRONMENT, r"the value of API_TOKEN \(DeviceEnvironment\)"),
+        ("of team-blue", "LD_LIBRARY_PATH=/usr/lib:/opt/team-blue/lib", "'team-blue'"),
+        ("train", "PWD=/scratch/train", "'train'"),
+    ],
+)
+def test_a_name_that_stands_in_the_environment_only_is_not_given_away(
+    whole, tmp_path, text, place, said
+):
+    with pytest.raises(LeakError, match=said) as raised:
+        write_clean(with_kernel(whole, text, place), tmp_path / "clean.sqlite")
+    assert "s3cr3t" not in str(raised.value)
     assert not (tmp_path / "clean.sqlite").exists()
 
 
@@ -153,39 +177,58 @@ def test_a_name_that_stands_in_the_environment_only_is_not_given_away(whole, tmp
     ("key", "value", "text"),
     [
         ("PROCESS_0:ENVIRONMENT_VARIABLE", 'LOGNAME="janedoe"', "run of janedoe"),
-        ("PROCESS_0:ENVIRONMENT_VARIABLE", 'HOME="/home/bob"', "of bob"),
+        ("PROCESS_0:ENVIRONMENT_VARIABLE", 'HOME="/home/bob"', "/home/bob/x"),
         ("PROCESS_0:COMMAND", "/home/bob/secret-plan/train", "secret-plan"),
         ("PROCESS_0:ARGUMENT_3", "--data=/mnt/whale/x.bin", "the whale"),
+        ("PROCESS_1:USER_NAME", "janedoe", "of janedoe"),  # that of process 0 is another
     ],
 )
 def test_a_name_of_one_variable_or_argument_is_not_given_away(whole, tmp_path, key, value, text):
-    with closing(sqlite3.connect(whole)) as connection:
-        connection.execute("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", (key, value))
-        connection.execute(
-            f"UPDATE StringIds SET value = ? WHERE id = (SELECT shortName FROM {x.KERNEL} LIMIT 1)",
-            (text,),
-        )
-        connection.commit()
     with pytest.raises(LeakError, match=key.partition(":")[2]):
-        write_clean(whole, tmp_path / "clean.sqlite")
+        write_clean(with_kernel(whole, text, **{key: value}), tmp_path / "clean.sqlite")
 
 
-def test_words_that_only_look_like_a_name_of_the_environment_are_given_away(whole, tmp_path):
-    # "jo" stands in "major", "job" in "jobs"; root, bin and cuda are everywhere.
-    with closing(sqlite3.connect(whole)) as connection:
-        connection.execute(
-            "UPDATE TARGET_INFO_SYSTEM_ENV SET value = ?, devStateName = 'node17.secret' "
-            "WHERE name = 'DeviceEnvironment'",
-            ("USER=root;LOGNAME=jo;PWD=/home/alice/job;PATH=/usr/local/cuda-12.4/bin",),
-        )
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        # "jo" stands in "major", "job" in "jobs"; root, bin and cuda are everywhere.
+        (
+            "major jobs of root in cuda bin",
+            "USER=root;LOGNAME=jo;PWD=/home/alice/job;PATH=/usr/local/cuda-12.4/bin",
+        ),
+        ("constrained trained_model", "PWD=/scratch/train"),
+        ("max of a job", "USER=max;PWD=/home/alice/job"),
+        ("main cache, bench, build and out", "LD_LIBRARY_PATH=/srv/main/out/x:/b/bench/build/x"),
+        ("bench uvm_bench", "PATH=/home/alice/.cache/nsan/bench/0a1b2c/uvm_bench"),
+        ("stream", "USER=stream"),
+        ("sum<float, false>", "TOKENIZERS_PARALLELISM=false"),
+        ("at", "CUPTI=/opt/x86_64/lib"),  # which nsys says of the machine
+    ],
+)
+def test_words_that_only_look_like_a_name_of_the_environment_are_given_away(
+    whole, tmp_path, text, place
+):
+    with closing(sqlite3.connect(with_kernel(whole, text, place))) as connection:
         connection.execute("UPDATE TARGET_INFO_SYSTEM_ENV SET devStateName = 'node17.secret'")
-        connection.execute(
-            "UPDATE StringIds SET value = 'major jobs of root in cuda bin' WHERE id = "
-            f"(SELECT shortName FROM {x.KERNEL} LIMIT 1)"
-        )
         connection.commit()
     write_clean(whole, tmp_path / "clean.sqlite")
     assert b"node17" not in (tmp_path / "clean.sqlite").read_bytes()
+
+
+@pytest.mark.parametrize("user", ["stream", "dtoh", "trace"])
+def test_a_user_who_is_named_as_a_word_of_exports_can_give_away(whole, tmp_path, user):
+    """Columns have such names (``streamId``); what a program wrote does not."""
+    clean = tmp_path / "clean.sqlite"
+    write_clean(with_kernel(whole, "a kernel", EXPORT_USER=user), clean)
+    assert rows_of(clean, x.KERNEL) == rows_of(whole, x.KERNEL)
+
+
+def test_names_of_nsans_own_programs_patterns_and_cases_tell_nothing(whole, tmp_path):
+    own = {*PATTERNS, *SCRIPTS, *(name for case in cases() for name in (case.name, case.program))}
+    folders = ":".join(f"/srv/{name}/x" for name in sorted(own))
+    with_kernel(whole, " ".join(own), f"LD_LIBRARY_PATH={folders}")
+    write_clean(whole, tmp_path / "clean.sqlite")
+    assert " ".join(own) in {text for _, text in rows_of(tmp_path / "clean.sqlite", "StringIds")}
 
 
 def test_what_is_no_export_leaves_nothing(tmp_path):

@@ -12,6 +12,7 @@ from bench_tables import row
 
 from nsan.cli.bench_device_check import _check_text
 from nsan.microbench.checking import Check, Checked, _snapshot, judged
+from nsan.microbench.evidence import lack_of
 from nsan.microbench.results import CaseResult
 from nsan.opening import import_trace
 
@@ -101,13 +102,36 @@ def test_faults_without_the_migration_that_must_be_there_are_no_recording(check)
     assert "by what its program knows bytes migrated" in found.problem
 
 
+@pytest.mark.parametrize(("least_bytes", "status"), [(0, "ok"), (4096, "not_recorded")])
+def test_a_fault_of_the_cpu_counts_only_where_nothing_must_migrate(check, least_bytes, status):
+    assert check((x.CPU_FAULTS, x.cpu_fault(105)), least_bytes=least_bytes).status == status
+
+
+@pytest.mark.parametrize("demands_bytes", [False, True])
+@pytest.mark.parametrize(
+    ("doubtful", "lack"),
+    [
+        ([], "data"),
+        (["busy", "gpus", "managed_calls"], "data"),
+        (["span"], ""),
+        (["managed_allocations"], ""),
+    ],
+)
+def test_only_rows_that_may_be_what_is_missing_excuse_it(doubtful, lack, demands_bytes):
+    counts = dict.fromkeys(("kernels", "migrations", "gpu_faults", "cpu_faults"), 0)
+    managed = dict.fromkeys(("n_managed_allocations", "n_managed_calls"), 0)
+    totals = {"counts": counts | {"kernels": 5}, "managed": managed}
+    assert lack_of({"doubtful": doubtful}, totals, demands_bytes=demands_bytes) == lack
+
+
 def test_what_did_not_end_well_keeps_its_own_status(check):
     found = check(status="failed")
     assert (found.status, found.problem) == ("failed", "")
 
 
-def test_a_trace_without_kernels_says_so(check):
-    found = check(kernels=False)
+@pytest.mark.parametrize("tables", [(), ((x.CPU_FAULTS, x.cpu_fault(105)),)])
+def test_a_trace_without_kernels_says_so(check, tables):
+    found = check(*tables, kernels=False)
     assert found.status == "not_recorded"
     assert "nothing of the GPU" in found.problem
 

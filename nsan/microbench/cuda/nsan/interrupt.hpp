@@ -13,8 +13,9 @@
 namespace nsan {
 
 inline volatile std::sig_atomic_t caught_signal = 0;
-// From an interrupt to the next place, and from there to the end of the process.
-inline unsigned seconds_to_end = 10;
+// From an interrupt to the next place, and from there to the end of the process: both together are less than the 20 s
+// that a device check gives before it kills.
+inline unsigned seconds_to_end = 8;
 
 extern "C" inline void nsan_catch_signal(int signal) {
   caught_signal = signal;

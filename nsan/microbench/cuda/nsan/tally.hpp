@@ -10,6 +10,7 @@ namespace nsan {
 
 // Many slots, so that threads seldom add to the same one at the same time.
 constexpr std::uint64_t kTallySlots = 4096;
+constexpr unsigned kWholeWarp = 0xffffffffu;
 
 struct Tally {
   std::uint64_t* slots;
@@ -17,7 +18,14 @@ struct Tally {
     std::uint64_t* const slot = slots + thread % kTallySlots;
 #ifdef __CUDA_ARCH__
     static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t), "what atomicAdd takes");
-    atomicAdd(reinterpret_cast<unsigned long long*>(slot), static_cast<unsigned long long>(amount));
+    auto sum = static_cast<unsigned long long>(amount);
+    // A whole warp adds up first: an atomic for each thread could cost a kernel without faults more than its work.
+    const unsigned lanes = __activemask();
+    if (lanes == kWholeWarp) {
+      for (unsigned half = 16; half > 0; half /= 2) sum += __shfl_down_sync(kWholeWarp, sum, half);
+      if (threadIdx.x % 32 != 0) return;
+    }
+    atomicAdd(reinterpret_cast<unsigned long long*>(slot), sum);
 #else
     *slot += amount;
 #endif
