@@ -228,20 +228,29 @@ def _text(folder: Path, name: str) -> str:
         raise TruthError(folder, f"{name} cannot be read ({error.strerror})") from error
 
 
-def _rows(folder: Path) -> Iterator[TruthRow]:
-    text = _text(folder, ALLOCATIONS)
+def _lines(
+    folder: Path, name: str, columns: tuple[str, ...]
+) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """Give the rows of a table, each with the number of its (last) line."""
+    text = _text(folder, name)
     if not text.endswith("\n"):
-        raise TruthError(folder, f"{ALLOCATIONS} was cut short")
+        raise TruthError(folder, f"{name} was cut short")
     # Line ends inside of quotes belong to a name, and what only Unicode takes for one does anywhere.
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        if tuple(reader.fieldnames or ())[: len(_COLUMNS)] != _COLUMNS:
-            raise TruthError(folder, f"{ALLOCATIONS} has other columns than {', '.join(_COLUMNS)}")
+        if tuple(reader.fieldnames or ())[: len(columns)] != columns:
+            raise TruthError(folder, f"{name} has other columns than {', '.join(columns)}")
         for row in reader:
-            yield _row(row, reader.line_num, folder)
+            yield reader.line_num, row
     except csv.Error as error:
-        line = f"line {reader.line_num} of {ALLOCATIONS}"
+        # Its own count stays at the last good row.
+        line = f"line {reader.reader.line_num} of {name}"
         raise TruthError(folder, f"{line} is damaged ({error})") from error
+
+
+def _rows(folder: Path) -> Iterator[TruthRow]:
+    for line, row in _lines(folder, ALLOCATIONS, _COLUMNS):
+        yield _row(row, line, folder)
 
 
 def _row(row: dict[str, str | None], line: int, folder: Path) -> TruthRow:
@@ -375,23 +384,3 @@ def _expected_row(row: dict[str, str | None]) -> ExpectedRow | None:
     if direction not in _DIRECTIONS:
         return None
     return ExpectedRow(phase, allocation, direction, least, most)
-
-
-def _lines(
-    folder: Path, name: str, columns: tuple[str, ...]
-) -> Iterator[tuple[int, dict[str, str | None]]]:
-    """Give the rows of a table, each with the number of its (last) line."""
-    text = _text(folder, name)
-    if not text.endswith("\n"):
-        raise TruthError(folder, f"{name} was cut short")
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        if tuple(reader.fieldnames or ())[: len(columns)] != columns:
-            raise TruthError(folder, f"{name} has other columns than {', '.join(columns)}")
-        for row in reader:
-            yield reader.line_num, row
-    except csv.Error as error:
-        line = (
-            f"line {reader.reader.line_num} of {name}"  # its own count stays at the last good row
-        )
-        raise TruthError(folder, f"{line} is damaged ({error})") from error
