@@ -62,6 +62,8 @@ class TraceInfo:
     """Figures that cannot be known here: span, busy, gpus, managed_allocations, managed_calls."""
     allocation_names: str | None = None
     """Name of the folder of the program's own tables that allocations have their names from, if any."""
+    rank: int | None = None
+    """Place of the recorded process in its parallel program (MPI, torchrun, SLURM), where the export says it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers, ready for JSON."""

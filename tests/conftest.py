@@ -59,6 +59,16 @@ def pytest_runtest_setup(item):
         pytest.fail("NSAN_REQUIRE_NSYS=1, but no nsys is installed", pytrace=False)
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Print the statistics that tests leave behind, which must be read even where all is well."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            for name, text in report.user_properties:
+                if name == "statistics":
+                    terminalreporter.section(report.nodeid)
+                    terminalreporter.line(text)
+
+
 def hide_package(monkeypatch, hidden):
     """Make a package look not installed to whoever asks for its spec."""
     found = importlib.util.find_spec

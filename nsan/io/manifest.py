@@ -22,7 +22,7 @@ from nsan.info import TraceInfo
 from nsan.io.bench_truth import truth_files
 from nsan.io.probe import display_name, identify
 
-STORE_FORMAT: Final = 3
+STORE_FORMAT: Final = 4
 """Raise it when what a store holds changes: older stores are then made again."""
 
 MANIFEST: Final = "manifest.json"
@@ -133,7 +133,7 @@ def fingerprint(path: Path, *, keep_paths: bool = False) -> Fingerprint:
         digest=digest.hexdigest(),
         logs=" ".join(log for log in logs if log),
         keep_paths=keep_paths,
-        place=_place(path),
+        place=place_of(path),
     )
 
 
@@ -174,7 +174,7 @@ def default_store(path: Path, source: Fingerprint) -> Path:
 
     So a trace that is open goes on reading its own rows when its source is recorded again.
     """
-    return cache_folder() / "stores" / f"{_plain(path)}-{_place(path)}-{source.digest[:8]}"
+    return cache_folder() / "stores" / f"{_plain(path)}-{place_of(path)}-{source.digest[:8]}"
 
 
 def drop_outdated(place: Path) -> None:
@@ -191,7 +191,8 @@ def drop_outdated(place: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _place(path: Path) -> str:
+def place_of(path: Path) -> str:
+    """Digest where a source lies: it tells one file from another of its name, and names nobody."""
     return hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
 
 

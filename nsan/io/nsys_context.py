@@ -61,7 +61,8 @@ MEMORY_EVENTS: Final = Source(
     },
     ("start", "globalPid", "address", "bytes", "memKind", "memoryOperationType"),
     {},
-    {"start": TIMES, "bytes": SIZES},
+    # An operation other than an allocation and a release would be paired with neither.
+    {"start": TIMES, "bytes": SIZES, "memoryOperationType": (0, 1)},
 )
 
 STRING_IDS: Final = Source("StringIds", {"id": "integer", "value": "text"}, ("id", "value"), {})
@@ -125,6 +126,15 @@ def nvtx_ranges(rows: pl.DataFrame, strings: Strings, trace_end_ns: int | None) 
     )
 
 
+def latest(rows: pl.DataFrame) -> int | None:
+    """Say when the last range ends or mark is, of rows of NVTX_EVENTS; other rows are no events."""
+    kind = pl.col("eventType")
+    ends = pl.col("end").filter(kind.is_in([*PUSH_POP, *START_END])).max()
+    starts = pl.col("start").filter(kind.is_in([*PUSH_POP, *START_END, *MARKS])).max()
+    value = rows.select(pl.max_horizontal(ends, starts)).item()
+    return value if isinstance(value, int) else None
+
+
 def _nested(ranges: pl.DataFrame) -> pl.DataFrame:
     """Add ``depth`` and ``parent``: a sweep over starts and ends within each stack."""
     stack = ["pid", "tid", "domain_key"]
@@ -152,15 +162,18 @@ def _nested(ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parents(depths: pl.DataFrame, stack: list[str]) -> pl.DataFrame:
-    """Add ``parent``: the last range one level up in the same stack. Loops over levels, not rows."""
-    found = depths.with_columns(parent=pl.lit(None, pl.UInt32))
-    deepest = depths["depth"].max()
-    for level in range(1, deepest + 1 if isinstance(deepest, int) else 0):
-        above = pl.when(pl.col("depth") == level - 1).then(pl.col("range_id"))
-        last_above = above.forward_fill().over(stack)
-        found = found.with_columns(
-            parent=pl.when(pl.col("depth") == level).then(last_above).otherwise(pl.col("parent"))
-        )
+    """Add ``parent``: the last range one level up in the same stack.
+
+    One search for all: a program that never closes its ranges nests as deep as it has ranges.
+    """
+    # Numbered, for a search takes no null for a value.
+    stacks = depths.select(stack).unique(maintain_order=True).with_row_index("_stack")
+    rows = depths.join(
+        stacks, on=stack, how="left", nulls_equal=True, maintain_order="left"
+    ).with_row_index("_at")
+    above = rows.select("_at", "_stack", pl.col("depth") + 1, parent="range_id")
+    # The ranges of a stack come in their order.
+    found = rows.join_asof(above, on="_at", by=["_stack", "depth"], check_sortedness=False)
     return found.select("range_id", "depth", "parent")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ import polars as pl
 
 from nsan.errors import NotAnExportError
 from nsan.info import MODEL_KIND, Capture, TraceInfo
-from nsan.io import nsys_context, nsys_info
+from nsan.io import launched, nsys_context, nsys_info
 from nsan.io.nsys_tables import STREAMED, Source, Strings
 from nsan.io.probe import display_name
 from nsan.io.source import Progress, Sink
@@ -113,8 +113,7 @@ class NsysExport:
         self.database.close()
 
     def _check_kind(self) -> None:
-        has = self.database.has_table
-        if not any(has(mark) for mark in _NSYS_MARKS):
+        if not any(map(self.database.has_table, _NSYS_MARKS)):
             names = self.database.table_names
             listed = ", ".join(n if n.isprintable() else ascii(n) for n in names[:5]) + (
                 " ..." if len(names) > 5 else ""
@@ -191,10 +190,14 @@ class NsysExport:
         rows, misfits = self.database.read(source.table, dict(source.columns), between)
         spelt = self.database.columns(source.table)
         counted = [column for column in source.required if column.lower() in spelt]
+        before = _nulls(rows, source.limits)
         rows = rows.with_columns(
             pl.when(pl.col(column).is_between(low, high)).then(pl.col(column))
             for column, (low, high) in source.limits.items()
         )
+        # A cell that may be empty is lost where it is not, and not believed.
+        for column, n in _nulls(rows, source.limits).items():
+            misfits[column] = misfits.get(column, 0) + n - before[column]
         if self._shift_ns:
             times = [c for c in ("start", "end", "timestamp") if c in source.columns]
             rows = rows.with_columns(pl.col(times) - self._shift_ns)
@@ -225,7 +228,10 @@ class NsysExport:
 
     def _context(self) -> dict[str, pl.DataFrame]:
         nvtx = self._whole(nsys_context.NVTX)
-        last = max((ns for ns in (self._last_ns, _latest(nvtx)) if ns is not None), default=None)
+        last = max(
+            (ns for ns in (self._last_ns, nsys_context.latest(nvtx)) if ns is not None),
+            default=None,
+        )
         frames = {
             "nvtx_ranges": nsys_context.nvtx_ranges(nvtx, self.strings, last),
             "nvtx_marks": nsys_context.nvtx_marks(nvtx, self.strings),
@@ -264,7 +270,7 @@ class NsysExport:
 
     def _ordinals(self) -> pl.DataFrame:
         columns: dict[str, CellType] = {"gpuId": "integer", "cudaId": "integer", "pid": "integer"}
-        rows = self._rows("TARGET_INFO_CUDA_DEVICE", columns)
+        rows = self._whole(Source("TARGET_INFO_CUDA_DEVICE", columns, (), {}, {"pid": _PIDS}))
         # Without this mapping two processes' device 0 cannot be told apart, or joined.
         unmapped = rows.select(pl.any_horizontal(pl.all().is_null()).any()).item()
         self._gpus_unclear = bool(unmapped) and len({pid for pid, _ in self._used}) > 1
@@ -329,6 +335,7 @@ class NsysExport:
             shared_ordinals=self._shared,
             warnings=[text for text in [getattr(self.database, "warning", "")] if text],
             doubtful=self._doubtful(),
+            rank=launched.recorded_rank(self.database),
         )
 
     def _doubtful(self) -> list[str]:
@@ -397,6 +404,10 @@ class _Read:
             self.last_ns = last if self.last_ns is None else max(last, self.last_ns)
 
 
+def _nulls(rows: pl.DataFrame, columns: Iterable[str]) -> dict[str, int]:
+    return {column: rows[column].null_count() for column in columns}
+
+
 def _pids(frame: pl.DataFrame) -> set[int]:
     return set(frame["pid"].drop_nulls().unique())
 
@@ -407,6 +418,7 @@ def _used(frame: pl.DataFrame) -> set[tuple[int | None, int | None]]:
     return set(frame.select("pid", "device_id").unique().rows())
 
 
+_PIDS: Final = (0, (1 << 32) - 1)
 _PAIRING: Final = ("start", "globalPid", "address", "memKind", "memoryOperationType")
 """What pairs allocations with releases, and tells managed ones apart."""
 
@@ -434,8 +446,3 @@ _EVIDENCE: Final[dict[str, tuple[str, tuple[str, ...], str | None]]] = {
     "nvtx": ("NVTX_EVENTS", ("nvtx_ranges", "nvtx_marks"), "eventType"),
     "kernels": ("CUPTI_ACTIVITY_KIND_KERNEL", ("kernels",), None),
 }
-
-
-def _latest(rows: pl.DataFrame) -> int | None:
-    value = rows.select(pl.max_horizontal(pl.col("start").max(), pl.col("end").max())).item()
-    return value if isinstance(value, int) else None

@@ -13,6 +13,7 @@ from typing import Final
 import polars as pl
 
 from nsan import schema
+from nsan.io.nsys_tables import COUNTS, SIZES, TIMES
 from nsan.io.nvprof_tables import typed
 from nsan.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S, NS_PER_US
 from nsan.uvm import constants as uvm
@@ -31,6 +32,7 @@ _DRIVER_EVENTS: Final = {
     "[Unified Memory page throttle]": "throttling",
     "[Unified Memory remote map]": "remote_map",
 }
+_UM: Final = "[Unified Memory "
 UM_NAMES: Final = (_GPU_FAULTS, _CPU_FAULTS, *_DIRECTIONS, *_DRIVER_EVENTS)
 """Names of the rows that are about Unified Memory."""
 
@@ -137,10 +139,11 @@ def parse(cells: pl.DataFrame, units: dict[str, str], devices: Devices) -> dict[
         device_id=device,
         name=pl.coalesce(name, "name"),
         correlation_id=pl.coalesce("correlation", pl.col("name").str.extract(_CORRELATION, 2)),
-        start_ns=_scaled("start", _TIME_UNITS, units).round().cast(pl.Int64),
-        duration_ns=_scaled("duration", _TIME_UNITS, units).round().cast(pl.Int64),
+        start_ns=_believed(_scaled("start", _TIME_UNITS, units).round(), TIMES),
+        duration_ns=_believed(_scaled("duration", _TIME_UNITS, units).round(), TIMES),
         va=_hexadecimal(pl.col("va")),
     ).with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    _check_names(rows["name"])
     _check(cells, rows, {"start": "start_ns", "duration": "duration_ns", "va": "va"})
     if rows["start_ns"].null_count():
         raise BadCellError(_first(rows["start_ns"].is_null()), "start")
@@ -164,6 +167,11 @@ def _scaled(column: str, factors: dict[str, int], units: dict[str, str]) -> pl.E
     return value * written.replace_strict(factors, default=None, return_dtype=pl.Float64)
 
 
+def _believed(number: pl.Expr, limits: tuple[int, int]) -> pl.Expr:
+    """Make a whole number; null where it is none, or none that an event can have."""
+    return pl.when(number.is_between(*limits)).then(number.cast(pl.Int64, strict=False))
+
+
 def _hexadecimal(text: pl.Expr) -> pl.Expr:
     digits = text.str.extract("^0x([0-9a-fA-F]{1,16})$", 1)
     return digits.str.to_integer(base=16, dtype=pl.UInt64, strict=False)
@@ -180,6 +188,13 @@ def _check(before: pl.DataFrame, after: pl.DataFrame, columns: dict[str, str]) -
             raise BadCellError(_first(wrong), text)
 
 
+def _check_names(names: pl.Series) -> None:
+    """Refuse a row of Unified Memory whose name another cell has run into: it would be of no kind."""
+    wrong = names.str.contains(_UM, literal=True) & ~names.str.starts_with(_UM)
+    if wrong.any():
+        raise BadCellError(_first(wrong), "name")
+
+
 def _known(rows: pl.DataFrame, column: str, line: pl.Series) -> pl.DataFrame:
     """Return rows in which a value must be there."""
     if rows[column].null_count():
@@ -193,7 +208,7 @@ def _named(rows: pl.DataFrame, names: list[str]) -> pl.DataFrame:
 
 def _gpu_faults(rows: pl.DataFrame) -> pl.DataFrame:
     found = _named(rows, [_GPU_FAULTS]).with_columns(
-        n_page_faults=pl.col("um").cast(pl.Int64, strict=False),
+        n_page_faults=_believed(pl.col("um").cast(pl.Int64, strict=False), COUNTS),
         access=pl.lit("unknown"),
     )
     for column in ("n_page_faults", "va", "end_ns"):
@@ -211,7 +226,7 @@ def _cpu_faults(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _pages(units: dict[str, str]) -> pl.Expr:
     pages = (_scaled("um", _SIZE_UNITS, units) / uvm.PAGE_BYTES).round()
-    return (pages * uvm.PAGE_BYTES).cast(pl.Int64)
+    return _believed(pages * uvm.PAGE_BYTES, SIZES)
 
 
 def _migrations(rows: pl.DataFrame, units: dict[str, str]) -> pl.DataFrame:
@@ -238,14 +253,20 @@ def _driver_events(rows: pl.DataFrame, units: dict[str, str]) -> pl.DataFrame:
 
 def _explicit(rows: pl.DataFrame, units: dict[str, str]) -> dict[str, pl.DataFrame]:
     """Make the tables of what the program itself asked for."""
-    rows = rows.filter(pl.col("name").str.starts_with("[Unified Memory ").not_()).with_columns(
-        context_id="context",
-        stream_id="stream",
-        bytes=_scaled("size", _SIZE_UNITS, units).round().cast(pl.Int64),
-        copied=pl.col("name").str.extract(_COPY, 1).str.to_lowercase(),
-        grid=_triple("grid"),
-        block=_triple("block"),
+    explicit = pl.col("name").str.starts_with(_UM).not_()
+    rows = (
+        rows.with_row_index("_row")
+        .filter(explicit)
+        .with_columns(
+            context_id="context",
+            stream_id="stream",
+            bytes=_believed(_scaled("size", _SIZE_UNITS, units).round(), SIZES),
+            copied=pl.col("name").str.extract(_COPY, 1).str.to_lowercase(),
+            grid=_triple("grid"),
+            block=_triple("block"),
+        )
     )
+    _known(rows.filter(pl.col("size").is_not_null()), "bytes", rows.drop_nulls("size")["_row"])
     is_kernel = pl.col("grid").is_not_null()
     is_call = pl.col("name").str.contains(r"^cu(?:da)?[A-Z]\w*$") & is_kernel.not_()
     copy_kind = pl.when(pl.col("copied").is_in(_COPY_KINDS)).then(pl.col("copied"))
@@ -271,7 +292,7 @@ def _explicit(rows: pl.DataFrame, units: dict[str, str]) -> dict[str, pl.DataFra
 
 def _triple(what: str) -> pl.Expr:
     axes = [pl.col(f"{what}_{axis}").cast(pl.Int64, strict=False) for axis in "xyz"]
-    together = pl.col(what).str.extract_all(r"\d+").cast(pl.List(pl.Int64))
+    together = pl.col(what).str.extract_all(r"\d+").cast(pl.List(pl.Int64), strict=False)
     apart = pl.concat_list(axes)
     chosen = (
         pl.when(axes[0].is_not_null()).then(apart).when(together.list.len() == 3).then(together)

@@ -33,13 +33,14 @@ _WORKERS: Final = 2
 _KERNEL_TABLE: Final = "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"
 _NEEDED: Final = ("counterKind", "value", "start", "end", "address")
 _UM_KINDS: Final = ("gpu_faults", "cpu_faults", "migrations")
+_ROWS_ARE_THERE: Final = "rows are there"
 _UM_TABLES: Final = (*_UM_KINDS, "driver_events")
 
 
 def is_nvprof(database: SqliteFile) -> bool:
     """Say whether a database is one of nvprof or the Visual Profiler, by its tables."""
-    marks = (UNIFIED_MEMORY, _KERNEL_TABLE)
-    return database.has_table(STRINGS) and any(database.has_table(mark) for mark in marks)
+    # nsys has neither; a database that has lost its names is one all the same.
+    return any(database.has_table(mark) for mark in (UNIFIED_MEMORY, _KERNEL_TABLE))
 
 
 class NvprofDatabase:
@@ -224,17 +225,26 @@ class NvprofDatabase:
             capture={kind: self._answer(kind) for kind in SWITCHES},
             losses=self.losses.cells,
             absent_columns=self.losses.absent,
-            doubtful=[]
-            if self.database.has_table("CUPTI_ACTIVITY_KIND_RUNTIME")
-            else ["managed_calls"],
+            doubtful=self._doubtful(),
         )
+
+    @property
+    def _kinds_are_lost(self) -> bool:
+        """Say whether a row does not tell what it is: no total holds all of its rows then."""
+        return bool(self.losses.cells.get(UNIFIED_MEMORY, {}).get("counterKind"))
+
+    def _doubtful(self) -> list[str]:
+        """Name the figures whose rows may be incomplete, whatever their values say."""
+        has_calls = self.database.has_table("CUPTI_ACTIVITY_KIND_RUNTIME")
+        found = {"span": self._kinds_are_lost, "managed_calls": not has_calls}
+        return [name for name, doubt in found.items() if doubt]
 
     def _answer(self, kind: str) -> Capture:
         switch = SWITCHES[kind]
-        if self._n_rows[kind]:
-            return Capture("recorded", switch, "rows are there")
         if kind in _UM_KINDS:
-            return self._um_answer(switch)
+            return self._um_answer(kind, switch)
+        if self._n_rows[kind]:
+            return Capture("recorded", switch, _ROWS_ARE_THERE)
         if kind == "kernels" and any(self._n_rows[name] for name in ("copies", "memsets")):
             return Capture("recorded", switch, "traced, and there was none")
         if kind == "allocations":
@@ -243,9 +253,16 @@ class NvprofDatabase:
             return Capture("unknown", switch, "nsan does not read the markers of nvprof")
         return Capture("unknown", switch, "nvprof does not store its options")
 
-    def _um_answer(self, switch: str) -> Capture:
-        if not self.database.has_table(UNIFIED_MEMORY):
-            return Capture("unknown", switch, "the database has no Unified Memory table")
+    def _um_answer(self, kind: str, switch: str) -> Capture:
+        unknown = ""
+        if self._kinds_are_lost:
+            unknown = "the column that tells its rows apart cannot be read"
+        elif not self.database.has_table(UNIFIED_MEMORY):
+            unknown = "the database has no Unified Memory table"
+        if unknown:
+            return Capture("unknown", switch, unknown)
+        if self._n_rows[kind]:
+            return Capture("recorded", switch, _ROWS_ARE_THERE)
         if any(self._n_rows[name] for name in _UM_TABLES):
             # One option turns all kinds on.
             return Capture("recorded", switch, "Unified Memory was profiled, and there was none")
@@ -254,9 +271,8 @@ class NvprofDatabase:
                 "its Unified Memory table is empty, and nvprof does not store whether it was on"
             )
             return Capture("unknown", switch, reason)
-        if self._um_profiled:
-            reason = "the session had it on, and its Unified Memory table is empty"
-            return Capture("recorded", switch, reason)
-        return Capture(
-            "not_recorded", switch, "the session says that Unified Memory was not profiled"
-        )
+        if not self._um_profiled:
+            reason = "the session says that Unified Memory was not profiled"
+            return Capture("not_recorded", switch, reason)
+        reason = "the session had it on, and its Unified Memory table is empty"
+        return Capture("recorded", switch, reason)

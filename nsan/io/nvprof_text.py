@@ -25,6 +25,7 @@ from nsan import schema
 from nsan.errors import DamagedExportError, NotAnExportError
 from nsan.info import Capture, TraceInfo
 from nsan.io.nsys_info import SWITCHES
+from nsan.io.nsys_tables import SIZES
 from nsan.io.nvprof_input import AGAIN, read_lines
 from nsan.io.nvprof_rows import COLUMNS, UM_NAMES, UNITS, BadCellError, Devices, parse
 from nsan.io.nvprof_tables import typed
@@ -39,13 +40,16 @@ _CUT_NAME: Final = 15
 _MOST_CHARACTERS: Final = 1 << 24
 _NEEDED: Final = ("Start", "Duration", "Device", "Name")
 
-_PID: Final = re.compile(r"==(\d+)== ")
-_RESULT: Final = re.compile(r"==(?:(\d+)|=+)={1,2} Profiling result:")
-_MESSAGE: Final = re.compile(r"==(?:(\d+)|=+)={1,2} (Warning|Error): (.*)")
+_PID: Final = re.compile(r"==(\d{1,9})== ")
+_RESULT: Final = re.compile(r"==(?:(\d{1,9})|=+)={1,2} Profiling result:")
+_MESSAGE: Final = re.compile(r"==(?:(\d{1,9})|=+)={1,2} (Warning|Error): (.*)")
 _ALLOCATION: Final = re.compile(
     r"in api range: 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})\b", re.IGNORECASE
 )
 _TIME: Final = re.compile(r"\d+(?:\.\d*)?(?:s|ms|us|ns)?$")
+_UM_ROW: Final = re.compile(r'\s*"?\d.*\[Unified Memory [^\[\]]+\]"?\s*$')
+"""A row that only a GPU trace has."""
+
 _LEGEND: Final = "Regs: Number of registers"
 _GAP: Final = re.compile(r"\s{2,}")
 _UM_KINDS: Final = ("gpu_faults", "cpu_faults", "migrations")
@@ -154,6 +158,8 @@ class NvprofText:
                 if _take(chunk, line, number, self.path) and self._is_full(chunk):
                     yield chunk
                     chunk = _Chunk(chunk.table)
+            elif _UM_ROW.match(line):
+                raise _broken(self.path, number, "it stands behind no head of columns that fits it")
             else:
                 self._note(line)
                 within = within and bool(line.strip())
@@ -177,7 +183,7 @@ class NvprofText:
             self._pids.add(int(found[1]))
         if found := _ALLOCATION.search(line):
             first, last = (int(text, 16) for text in found.groups())
-            if last > first:
+            if 0 < last - first <= SIZES[1]:
                 self._allocations.append((first, last - first))
         elif (found := _MESSAGE.search(line)) and len(self._messages) < _MOST_MESSAGES:
             pid = int(found[1]) if found[1] else None
@@ -303,7 +309,7 @@ def _head(line: str, pid: int | None) -> _Table | None:
     if not text.startswith(("Start", '"Start"')):
         return None
     is_csv = text.startswith('"')
-    heads = next(csv.reader([text])) if is_csv else _GAP.split(text)
+    heads = _csv_cells(text) if is_csv else _GAP.split(text)
     known = all(head in heads for head in _NEEDED)
     return _Table(heads, is_csv, pid) if known and len(set(heads)) == len(heads) else None
 

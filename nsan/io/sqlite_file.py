@@ -73,6 +73,7 @@ class SqliteFile:
         self.warning = ""
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._uri = f"file:{quote(os.fsencode(self._unchanging(path)))}?mode=ro&immutable=1"
+        self._quote = sqlite_dialect().identifier_preparer.quote_identifier
         # One connection for all: it only reflects and counts, and opening costs more than asking.
         self._engine = sa.create_engine(
             "sqlite://",
@@ -81,6 +82,10 @@ class SqliteFile:
             pool_reset_on_return=None,
         )
         self._names: dict[str, str] = {}
+        self._whole: dict[str, tuple[int, int]] = {}
+        self._n_rows: dict[str, int] = {}
+        self._dense: set[str] = set()
+        self._in_order: set[str] = set()
         self.tables: dict[str, dict[str, str]] = {}
         try:
             self._inspector = sa.inspect(self._engine)
@@ -167,15 +172,52 @@ class SqliteFile:
         first, last = (self._ask(query)[0][0] for query in ends)
         if first is None:
             return []
+        if last - first < rows:
+            # The whole table needs no search, which is misled where a damaged page has its rows out of order.
+            self._whole[table.lower()] = first, last
+            return [(first, last)]
+        is_dense = self._count(table) == last - first + 1
         if last - first < _MOST_RANGES * rows:
-            return [(at, min(at + rows - 1, last)) for at in range(first, last + 1, rows)]
-        # A huge table, or row ids with huge gaps: cut by rows instead of by ids.
-        number = sa.func.row_number().over(order_by=rowid)
-        numbered = sa.select(rowid.label("id"), number.label("n")).select_from(source).subquery()
-        cuts = [
-            row[0] for row in self._ask(sa.select(numbered.c.id).where(numbered.c.n % rows == 1))
-        ]
-        return [(at, after - 1) for at, after in pairwise([*cuts, last + 1])]
+            ranges = [(at, min(at + rows - 1, last)) for at in range(first, last + 1, rows)]
+        else:
+            # A huge table, or row ids with huge gaps: cut by rows instead of by ids.
+            number = sa.func.row_number().over(order_by=rowid)
+            numbered = (
+                sa.select(rowid.label("id"), number.label("n")).select_from(source).subquery()
+            )
+            cuts = [
+                row[0]
+                for row in self._ask(sa.select(numbered.c.id).where(numbered.c.n % rows == 1))
+            ]
+            ranges = [(at, after - 1) for at, after in pairwise([*cuts, last + 1])]
+        self._check_order(table, ranges, is_dense=is_dense)
+        return ranges
+
+    def _count(self, table: str) -> int:
+        """Count the rows of a table, whatever their ids."""
+        source = sa.table(self._names[table.lower()])
+        key = table.lower()
+        if key not in self._n_rows:
+            self._n_rows[key] = self._ask(sa.select(sa.func.count()).select_from(source))[0][0]
+        return self._n_rows[key]
+
+    def _check_order(self, table: str, ranges: list[tuple[int, int]], *, is_dense: bool) -> None:
+        """Make sure that the ranges hold every row: a search does not find what is out of order."""
+        key = table.lower()
+        if is_dense:
+            self._dense.add(key)  # each range must turn out full
+            return
+        if key in self._in_order:
+            return
+        source, rowid = sa.table(self._names[key]), self._rowid(table)
+        count = sa.select(sa.func.count()).select_from(source)
+        n = sum(self._ask(count.where(rowid.between(*between)))[0][0] for between in ranges)
+        if n != self._count(table):
+            raise self._out_of_order(table)
+        self._in_order.add(key)
+
+    def _out_of_order(self, table: str) -> DamagedExportError:
+        return DamagedExportError(self.path, f"the rows of table {table} are out of order")
 
     def _rowid(self, table: str) -> sa.ColumnElement[int]:
         """Name the row id; a column may have taken one of its names."""
@@ -226,6 +268,8 @@ class SqliteFile:
             lost = self._misfits(table, present, between)
         if found is None:
             raise DamagedExportError(self.path, f"table {table} cannot be read")
+        if table.lower() in self._dense and found.height != between[1] - between[0] + 1:
+            raise self._out_of_order(table)
         frame = found.with_columns(
             pl.lit(None, _DTYPES[kind]).alias(name)
             for name, kind in columns.items()
@@ -236,7 +280,6 @@ class SqliteFile:
     def _query(
         self, table: str, columns: dict[str, CellType], between: tuple[int, int], *, tame: bool
     ) -> str:
-        source = sa.table(self._names[table.lower()])
         spelt = self.columns(table)
         seed: list[sa.ColumnElement[Any]] = [
             sa.literal_column(_SEED[kind]).label(name) for name, kind in columns.items()
@@ -250,9 +293,17 @@ class SqliteFile:
                 [sa.literal_column("0").label(_ROW_MARK)],
                 [sa.literal_column("0").label(_ROW_MARK)],
             )
-        rowid = self._rowid(table)
-        rows = sa.select(*cells).select_from(source).where(rowid.between(*between))
+        rows = self._within(sa.select(*cells), table, between)
         return _sql(sa.union_all(sa.select(*seed), rows))
+
+    def _within(self, query: Any, table: str, between: tuple[int, int]) -> Any:
+        """Let a query read a range of a table's rows, in their order."""
+        name = self._quote(self._names[table.lower()])
+        # An index would have another order, and may be damaged where the table is not.
+        query = query.select_from(sa.text(f"{name} NOT INDEXED"))
+        if self._whole.get(table.lower()) == between:
+            return query
+        return query.where(self._rowid(table).between(*between))
 
     def _fetch(self, query: str, columns: dict[str, CellType]) -> pl.DataFrame | None:
         """Run a query; None if a column did not come out with its type."""
@@ -277,10 +328,7 @@ class SqliteFile:
             # Typed, or the sum of booleans would come back as a boolean.
             n_misfits = sa.func.sum(sa.not_(fits), type_=sa.Integer)
             counts.append(sa.func.coalesce(n_misfits, 0).label(name))
-        rowid = self._rowid(table)
-        source = sa.table(self._names[table.lower()])
-        query = sa.select(*counts).select_from(source).where(rowid.between(*between))
-        found = self._ask(query)[0]
+        found = self._ask(self._within(sa.select(*counts), table, between))[0]
         return {name: int(count) for name, count in zip(columns, found, strict=True) if count}
 
 

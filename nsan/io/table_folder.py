@@ -38,6 +38,16 @@ _DTYPES: Final[dict[CellType, type[pl.DataType]]] = {
 }
 
 
+_DAMAGE: Final = (
+    OSError,
+    ValueError,
+    struct.error,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+)
+"""What readers raise on a damaged file; polars panics at some, beside Python's own exceptions."""
+
+
 class _Table(Protocol):
     """One table on disk: its columns in order, its rows by position."""
 
@@ -201,7 +211,7 @@ class TableFolder:
             return do()
         except PermissionError as error:
             raise NoPermissionError(file) from error
-        except (OSError, ValueError, struct.error, pl.exceptions.PolarsError) as error:
+        except _DAMAGE as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise DamagedExportError(file, reason) from error
 

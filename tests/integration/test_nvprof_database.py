@@ -291,6 +291,26 @@ def test_rows_without_a_time_or_of_an_unknown_kind_are_losses(tmp_path):
     assert trace.migrations.collect().height == 5
 
 
+def test_figures_of_unified_memory_are_unknown_where_a_row_does_not_tell_its_kind(tmp_path):
+    """A migration may be among such rows: what the others add up to is no total."""
+    path = database(tmp_path / "a.prof", [*UM_ROWS, (99, 1, T0 + 1, T0 + 2, VA, 0, 0, 0, PID, 0)])
+    summary = nsan.summary(path)
+    for kind, figure in (("migrations", "bytes"), ("gpu_faults", "n_rows"), ("cpu_faults", "n")):
+        assert summary["capture"][kind] == "unknown"
+        assert summary[kind][figure] is None
+    assert summary["duration_ns"] is None
+    assert summary["kernels"]["n"] == 1
+    assert main([str(path)]) == 0
+
+
+def test_a_database_that_lost_its_names_is_still_one_of_nvprof(tmp_path):
+    path = database(tmp_path / "a.prof", more=["DROP TABLE StringTable"])
+    trace = nsan.open_trace(path)
+    assert trace.info.kind == "nvprof-sqlite"
+    assert trace.migrations.collect().height == 4
+    assert trace.kernels.collect()["name"].to_list() == [None]
+
+
 def test_a_size_that_cannot_be_is_a_loss(tmp_path):
     rows = [*UM_ROWS, (1, -5, T0 + 1, T0 + 2, VA, 0, 0, 0, PID, 2)]
     path = database(tmp_path / "a.prof", rows)

@@ -366,6 +366,11 @@ def text_of(name):
         ("                    39   0x", "                    3q   0x", "n_page_faults"),
         ("32.000000KB   0x7fa782000000", "32.000000QB   0x7fa782000000", "bytes"),
         ("PC 0xc00730a8", "PC what", "pc"),
+        ("516.89ms", "99999999999999999999s", "start"),
+        ("643.68us", "99999999999999999999s", "duration"),
+        ("32.000000KB   0x", "9999999999GB   0x", "bytes"),
+        ("                    39   0x", "  9999999999999999999   0x", "n_page_faults"),
+        ("0x7fa782000000  [Unified", "0x7fa782000000 [Unified", "columns"),
         ("643.68us", "", "columns"),
         ("516.89ms", "hello", "columns"),
     ],
@@ -383,6 +388,58 @@ def test_a_broken_row_is_named_by_its_line(old, new, what, made):
         nsan.open_trace(made(broken, "a.log"))
     assert what in str(caught.value)
     assert "nsys export" not in str(caught.value)
+
+
+def test_a_row_of_unified_memory_before_the_head_of_its_columns_is_refused(made):
+    """A trace whose lines were put in another order has as many rows as before, and none may be lost."""
+    lines = text_of("x86_hotspot_11_64").split("\n")
+    head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Start  Duration"))
+    lines[head], lines[head + 4] = lines[head + 4], lines[head]
+    with pytest.raises(DamagedExportError, match=f"line {head + 1} is no whole row"):
+        nsan.open_trace(made("\n".join(lines), "a.log"))
+
+
+def test_columns_that_run_into_one_another_are_refused(made):
+    """One bit of a space makes one column of the last three: a fault would have a name of its own."""
+    text = text_of("x86_hotspot_11_64")
+    head = next(i for i, line in enumerate(text.split("\n")) if "Unified Memory  Virtual" in line)
+    broken = text.replace("Unified Memory  Virtual", "Unified Memory( Virtual", 1)
+    with pytest.raises(DamagedExportError, match=f"line {head + 2} .*its name is missing"):
+        nsan.open_trace(made(broken, "a.log"))
+
+
+def test_a_head_of_csv_with_a_line_end_inside_is_no_head(made):
+    text = '==7== Profiling result:\n"Start","Duration",\r"Device","Name"\nms,ms,,\n'
+    with pytest.raises(NotAnExportError, match="without a GPU trace"):
+        nsan.open_trace(made(text, "a.csv"))
+
+
+@pytest.mark.parametrize("number", ["7" * 400, str(1 << 33)])
+def test_a_number_that_no_process_has_names_none(number, made):
+    text = text_of("x86_hotspot_11_64").replace("==2009==", f"=={number}==")
+    found = nsan.open_trace(made(text, "a.log"))
+    assert found.processes.collect().height == 0
+    assert found.gpu_faults.collect()["pid"].null_count() == 32
+
+
+def test_a_range_larger_than_any_memory_is_no_allocation(made):
+    text = text_of("x86_hotspot_11_64").replace("0x7fa782004000\n", "0xffffffffffffffff\n", 1)
+    assert nsan.open_trace(made(text, "a.log")).allocations.collect().height == 2
+
+
+def test_a_grid_of_absurd_size_is_unknown_and_its_kernel_is_there(made):
+    text = text_of("x86_hotspot_11_64").replace("(6 6 1)", f"({'9' * 30} 6 1)", 1)
+    kernels = nsan.open_trace(made(text, "a.log")).kernels.collect()
+    assert kernels["name"].to_list() == ["calculate_temp"]
+    assert kernels["grid"].to_list() == [[None, 6, 1]]
+
+
+def test_a_size_of_a_copy_that_cannot_be_read_is_refused(made):
+    text = text_of("x86_bfs_111100_graph4096")
+    broken = text.replace("        1B  ", "        1Q  ", 1)
+    assert broken != text
+    with pytest.raises(DamagedExportError, match="its bytes is missing or unreadable"):
+        nsan.open_trace(made(broken, "a.log"))
 
 
 def test_a_trace_cut_within_a_row_is_refused(made):

@@ -415,3 +415,18 @@ def test_a_store_is_made_again_when_a_table_of_the_folder_changes(kind, tmp_path
     assert nsan.summary(folder)["gpu_faults"]["n_rows"] == 1
     shutil.rmtree(tmp_path / "cache")
     assert nsan.summary(folder)["gpu_faults"]["n_rows"] == 1
+
+
+def test_a_table_at_which_polars_panics_is_damaged(tmp_path, monkeypatch):
+    """Some damaged Parquet files end polars with a panic, which is none of Python's exceptions."""
+
+    def panic(*_, **__):
+        raise pl.exceptions.PanicException("assertion failed: offset + length <= self.length")
+
+    export = x.Export().add(x.MEMCPY, x.migration(0, 5, 4096)).write(tmp_path / "a.sqlite")
+    folder = folder_of(export, tmp_path / "folder", "parquet")
+    tables = TableFolder(folder)
+    (between,) = tables.row_ranges(x.MEMCPY, rows=9)
+    monkeypatch.setattr(pl.LazyFrame, "collect", panic)
+    with pytest.raises(DamagedExportError, match=r"MEMCPY\.parquet is damaged: assert"):
+        tables.read(x.MEMCPY, {"bytes": "integer"}, between)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from random import Random
+
 import exports as x
 import pytest
+from conftest import SOAK
 
 
 @pytest.fixture
@@ -128,6 +131,14 @@ def test_an_unclosed_range_ends_no_earlier_than_other_ranges(ranges_of):
     assert got.filter(name="open")["end_ns"].item() == 5000
 
 
+@pytest.mark.parametrize("kind", [33, 75, 99])
+def test_an_unclosed_range_ends_no_later_than_the_last_event(ranges_of, kind):
+    """Rows of other kinds are no events, whatever times they have; and a mark has no end."""
+    other = x.nvtx(5000, 9000, "no event", kind=kind)
+    got = ranges_of(x.nvtx(10, None, "open"), other, x.nvtx(20, 8000, "mark", kind=34))
+    assert got["end_ns"].to_list() == [1000]
+
+
 def test_a_name_is_the_text_then_the_registered_text_then_a_placeholder(trace_of):
     export = x.Export()
     export.strings |= {7: "registered"}
@@ -185,3 +196,50 @@ def test_rows_that_are_not_events_do_not_make_nvtx_recorded_or_long(trace_of):
     got = trace_of(export)
     assert got.nvtx_ranges.collect().height == 0
     assert got.info.capture["nvtx"].answer == "unknown"
+
+
+def swept(rows):
+    """Depth and parent by a walk over starts and ends: a parent is the last range one level up."""
+    places = sorted(range(len(rows)), key=lambda i: (rows[i][0], -rows[i][1]))
+    moments = [(max(rows[i][1], rows[i][0] + 1), -1, n) for n, i in enumerate(places)]
+    moments += [(rows[i][0], 1, n) for n, i in enumerate(places)]
+    depth, last, found = 0, {}, {}
+    for _, step, n in sorted(moments):
+        if step < 0:
+            depth -= 1
+            continue
+        found[n] = (depth, last.get(depth - 1))
+        last[depth] = n
+        depth += 1
+    return [found[n] for n in range(len(rows))]
+
+
+@pytest.mark.parametrize("seed", range(200 if SOAK else 12))
+def test_ranges_that_cross_and_repeat_nest_as_a_walk_over_them_says(ranges_of, seed):
+    random = Random(seed)
+    rows = []
+    for _ in range(random.choice((1, 5, 40))):
+        start = random.randrange(30)
+        rows.append((start, start + random.choice((0, 1, 5, 25))))
+    got = ranges_of(*(x.nvtx(start, end, "a") for start, end in rows))
+    assert got.select("depth", "parent").rows() == swept(rows)
+
+
+def test_ranges_whose_thread_cannot_be_read_nest_among_themselves(ranges_of):
+    rows = [x.nvtx(0, 100, "a"), x.nvtx(10, 50, "b"), x.nvtx(20, 30, "c")]
+    lost = [row | {"globalTid": None, "text": f"lost {row['text']}"} for row in rows]
+    assert nesting(ranges_of(*rows, *lost)) == {
+        "a": (0, None),
+        "b": (1, "a"),
+        "c": (2, "b"),
+        "lost a": (0, None),
+        "lost b": (1, "lost a"),
+        "lost c": (2, "lost b"),
+    }
+
+
+@pytest.mark.parametrize("n", [3000, *([100_000] if SOAK else [])])
+def test_a_program_that_never_closes_its_ranges_nests_as_deep_as_it_has_ranges(ranges_of, n):
+    got = ranges_of(*(x.nvtx(i, None, "step") for i in range(n)), kernel_end=n)
+    assert got["depth"].to_list() == list(range(n))
+    assert got["parent"].to_list() == [None, *range(n - 1)]
