@@ -23,6 +23,7 @@ from nsan.cli import allocator, attribute, clusters, faults, migrations
 from nsan.contract import SCHEMA
 from nsan.contract_advice import ADVICE_KEYS
 from nsan.contract_compare import COMPARE_KEYS
+from nsan.contract_fleet import FLEET_KEYS
 from nsan.schema import TABLES, Table
 from nsan.torch_alloc.tables import SNAPSHOT_TABLES
 
@@ -251,6 +252,9 @@ def _json_page() -> str:
         "## Comparison",
         "`nsan compare A B --json`.",
         _keys(COMPARE_KEYS),
+        "## A fleet",
+        "`nsan summary DIR --json`, where DIR holds several reports.",
+        _keys(FLEET_KEYS),
         "## Other documents",
         "`info`, `allocator`, `pca`, `doctor` and the `--list` of `analyse` and `export` write JSON, "
         "too. What they have in common with the tables above has the same names; the rest may "

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from nsan.charting import chart
     from nsan.comparing.document import compare
     from nsan.contract import summary
+    from nsan.fleet.corpus import Corpus, open_corpus
+    from nsan.fleet.importing import import_fleet
     from nsan.info import TraceInfo
     from nsan.joined import Joined, join
     from nsan.opening import import_trace, open_snapshot, open_trace
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Corpus",
     "Joined",
     "Snapshot",
     "Trace",
@@ -41,14 +44,17 @@ __all__ = [
     "compare",
     "compare_view",
     "explore",
+    "import_fleet",
     "import_trace",
     "join",
+    "open_corpus",
     "open_snapshot",
     "open_trace",
     "summary",
 ]
 
 _HOMES = {
+    "Corpus": "nsan.fleet.corpus",
     "Joined": "nsan.joined",
     "Snapshot": "nsan.snapshot",
     "Trace": "nsan.trace",
@@ -59,9 +65,11 @@ _HOMES = {
     "compare": "nsan.comparing.document",
     "compare_view": "nsan.widgets.compare",
     "explore": "nsan.widgets.explorer",
+    "import_fleet": "nsan.fleet.importing",
     "import_trace": "nsan.opening",
     "join": "nsan.joined",
     "load_ipython_extension": "nsan.cli.magics",
+    "open_corpus": "nsan.fleet.corpus",
     "open_snapshot": "nsan.opening",
     "open_trace": "nsan.opening",
     "summary": "nsan.contract",

@@ -31,6 +31,7 @@ MAPS: Final = {
     "record": "figure",
     "advice[].rows[].options": "option",
     "advice[].rows[].rows[]": "column",
+    "runs[].figures": "figure",
 }
 """Objects whose keys come from the trace or the analysis, and what a key is."""
 

@@ -253,6 +253,17 @@ class ExtraMissingError(NsanError):
         )
 
 
+class OverBudgetError(NsanError):
+    """An analysis needs more memory than may be used; it was not begun."""
+
+    def __init__(self, what: str, rows: str, need: str, budget: str) -> None:
+        self.what, self.rows, self.need, self.budget = what, rows, need, budget
+        super().__init__(
+            f"{what} was not run: for {rows} it needs about {need} of memory, and {budget} may be used. "
+            "Take a part (--filter-time, --filter-nvtx, --pid, --gpu), or allow more: --memory SIZE, or NSAN_MEMORY."
+        )
+
+
 class AllocatorFullError(NsanError):
     """The caching allocator cannot serve a request, even after it has released what it can."""
 

@@ -135,15 +135,34 @@ def store_of(path: Path, *, progress: bool = False) -> tuple[Path, dict[str, Any
     if is_store(path):
         return path, read_manifest(path)
     source = fingerprint(path)
-    beside = path.parent / STORE_BESIDE
-    if (manifest := current_manifest(beside, source)) is not None:
-        return beside, manifest
+    stored = current_store(path, source)
+    if stored is not None:
+        return stored
     place = default_store(path, source)
-    manifest = current_manifest(place, source)
-    if manifest is None:
-        manifest = _build(path, place, source, progress=progress)
-        drop_outdated(place)
+    manifest = _build(path, place, source, progress=progress)
+    drop_outdated(place)
     return place, manifest
+
+
+def current_store(path: Path, source: Fingerprint) -> tuple[Path, dict[str, Any]] | None:
+    """Find a store that was made from this very state of a capture, beside it or in the cache.
+
+    Parameters
+    ----------
+    path : Path
+        The capture.
+    source : Fingerprint
+        Its state.
+
+    Returns
+    -------
+    (Path, dict) or None
+        The folder of the store and its manifest; None where there is none.
+    """
+    for folder in (path.parent / STORE_BESIDE, default_store(path, source)):
+        if (manifest := current_manifest(folder, source)) is not None:
+            return folder, manifest
+    return None
 
 
 def import_trace(

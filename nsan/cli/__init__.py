@@ -18,6 +18,7 @@ from typing import Any, Final
 import nsan
 from nsan.cli.terminal import complain
 from nsan.errors import NsanError, UsageError
+from nsan.memory_budget import memory_allowed
 
 COMMANDS: Final = {
     "summary": "what moved, why, and what was recorded: the first answer",
@@ -37,7 +38,8 @@ COMMANDS: Final = {
     "record": "run a program under nsys and summarise its trace",
     "model": "make traces with known truth on a software model of the driver, no GPU needed",
     "bench": "build and run the CUDA microbenchmark: traces from a real GPU",
-    "import": "turn an export into a Parquet store",
+    "import": "turn an export into a Parquet store, or many reports into a corpus",
+    "recipe": "nsan within nsys: reports for `nsys stats`, recipes for `nsys recipe`",
     "doctor": "what is installed here, and what each part is for",
 }
 _TOP_LEVEL: Final = ("-h", "--help", "--version")
@@ -133,7 +135,7 @@ def _with_command(arguments: list[str]) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    with _ended_by_signals() as terminate:
+    with _ended_by_signals() as terminate, memory_allowed(getattr(args, "memory", None)):
         try:
             status: int = args.run(args)
             if sys.stdout is not None:

@@ -19,6 +19,7 @@ from nsan.errors import (
     UsageError,
 )
 from nsan.text import safe
+from nsan.units import parse_size
 
 if TYPE_CHECKING:
     from nsan.trace import Trace
@@ -33,6 +34,7 @@ def add_input(parser: argparse.ArgumentParser) -> None:
         "trace", metavar="TRACE", type=Path, help="nsys report or export, or nsan store"
     )
     add_verbosity(parser)
+    add_memory(parser)
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +42,16 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-q", "--quiet", action="store_true", help="no progress, no messages")
     group.add_argument("-v", "--verbose", action="store_true", help="also what is in order")
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Add how much memory may be used; see :mod:`nsan.memory_budget`."""
+    parser.add_argument(
+        "--memory",
+        type=memory,
+        metavar="SIZE",
+        help="leave out what needs more, as 4GB (default: NSAN_MEMORY, or half of what is free)",
+    )
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +87,15 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pid", type=int, action="append", metavar="N", help="only this process; repeatable"
     )
+
+
+def memory(text: str) -> str:
+    """Read a size of memory; the text stays as it is."""
+    try:
+        parse_size(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def positive(text: str) -> int:

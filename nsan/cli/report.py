@@ -4,12 +4,16 @@ papermill runs a notebook on the trace, nsan's own or one of yours, and what it 
 notebook, Markdown with its pictures beside it, or PDF (where Chromium is found). A memory snapshot of
 PyTorch that lies beside the trace (snapshot.pickle, or TRACE's name with .pickle) is joined with it.
 
+Several traces, a folder of several, or a corpus of `nsan import` become one report for all of them: ranks that stand
+out and why, runs over time, causes, failures. The newest of a folder alone: name its file.
+
 Examples
 --------
   nsan report sample_data/um_vector_add_rtx4060l.sqlite -o report.html
   nsan report trace.nsys-rep --filter-nvtx step/3 --theme dark
   nsan report trace.nsys-rep --format pdf
   nsan report trace.nsys-rep --notebook my.ipynb -p threshold=0.5
+  nsan report nights -o fleet.html
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any, Final
 
 from nsan.cli.arguments import (
     add_filters,
+    add_memory,
     add_verbosity,
     filtered,
     is_filtered,
@@ -34,6 +39,7 @@ from nsan.cli.arguments import (
     um_status,
     write_file,
 )
+from nsan.cli.fleet_arguments import add_fleet
 from nsan.cli.results import add_snapshot
 from nsan.cli.terminal import complain, emit
 from nsan.errors import (
@@ -63,13 +69,15 @@ _TRACE_SUFFIX: Final = re.compile(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
     parser.add_argument(
-        "trace",
+        "traces",
         metavar="TRACE",
-        nargs="?",
+        nargs="*",
         type=Path,
-        help="nsys report or export, or nsan store; may be left out for a notebook that needs none",
+        help="nsys report or export, nsan store, folder of them, or corpus; none for a notebook that needs none",
     )
     add_verbosity(parser)
+    add_memory(parser)
+    add_fleet(parser)
     group = parser.add_argument_group("report")
     add_snapshot(group)
     group.add_argument(
@@ -107,49 +115,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    from nsan.cli.fleet_report import is_fleet_report, run_fleet_report
+    from nsan.cli.fleet_summary import refuse_fleet_options
     from nsan.io.store import open_store
     from nsan.opening import store_of
     from nsan.report.running import check_installed
 
     check_installed()
+    _choose_notebook(args)
+    if is_fleet_report(args):
+        return run_fleet_report(args)
+    refuse_fleet_options(args)
     _choose_input(args)
-    _choose_output(args)
+    choose_output(args, args.trace or args.notebook)
     notebook, name, values = _prepared(args)
+    title = _title(args, name)
     if args.trace is None:
-        _write(args, _executed(args, notebook, name, values), name)
+        write_report(args, _executed(args, notebook, name, values), title)
         return 0
     # What is wrong with the trace or the filters is said here, and the kernel opens a store that is there.
     folder, manifest = store_of(args.trace, progress=show_progress(args))
     if is_filtered(args):
         filtered(open_store(folder, manifest), args)
-    _write(args, _executed(args, notebook, name, values), name)
+    write_report(args, _executed(args, notebook, name, values), title)
     return um_status(args, manifest)
 
 
-def _choose_input(args: argparse.Namespace) -> None:
-    """Find the trace and the notebook that were named."""
+def _choose_notebook(args: argparse.Namespace) -> None:
+    """Find the notebook that was named."""
     from nsan.notebooks import notebook, notebook_names
 
     if args.notebook is not None and not args.notebook.exists():
         if str(args.notebook) in notebook_names():
             args.notebook = notebook(str(args.notebook))
-    elif args.notebook is None and args.trace is None:
+    elif args.notebook is None and not args.traces:
         msg = "Give a trace, or a notebook that needs none: --notebook FILE."
         raise UsageError(msg)
+
+
+def _choose_input(args: argparse.Namespace) -> None:
+    """Find the trace that was named."""
+    args.trace = args.traces[0] if args.traces else None
     if args.trace is not None:
         args.trace = located(args)
     if args.snapshot is not None and not args.snapshot.exists():
         raise InputMissingError(args.snapshot)
 
 
-def _choose_output(args: argparse.Namespace) -> None:
-    """Settle format and file, and refuse what could not be written before anything runs."""
+def choose_output(args: argparse.Namespace, named: Path) -> None:
+    """Settle format and file, and refuse what could not be written before anything runs.
+
+    Parameters
+    ----------
+    args : Namespace
+        Output, format, and what is read.
+    named : Path
+        After what the file is named where no name was given.
+
+    Raises
+    ------
+    NsanError
+        If it could not be written.
+    """
     suffix = "" if args.output is None else args.output.suffix.lower()
     if args.format is None:
         if args.output is not None and suffix not in _FORMATS and not args.output.is_dir():
             known = ", ".join(_SUFFIXES.values())
-            named = f"{suffix} is no format" if suffix else f"{args.output.name!r} names no format"
-            msg = f"{named} of a report. There are: {known}; or give --format."
+            what = f"{suffix} is no format" if suffix else f"{args.output.name!r} names no format"
+            msg = f"{what} of a report. There are: {known}; or give --format."
             raise UsageError(msg)
         args.format = _FORMATS.get(suffix, "html")
     elif suffix in _FORMATS and _FORMATS[suffix] != args.format:
@@ -157,9 +190,7 @@ def _choose_output(args: argparse.Namespace) -> None:
         raise UsageError(msg)
     if args.output is None or args.output.is_dir():
         folder = args.output or Path()
-        args.output = (
-            folder / f"report-{_stem(args.trace or args.notebook)}{_SUFFIXES[args.format]}"
-        )
+        args.output = folder / f"report-{_stem(named)}{_SUFFIXES[args.format]}"
     place = output_path(args)
     for given in (args.notebook, args.snapshot):
         if given is not None and place.resolve() == given.resolve():
@@ -297,15 +328,28 @@ def executed(
     return without_empty_sections(ran)
 
 
-def _write(args: argparse.Namespace, notebook: Any, name: str) -> None:
-    """Write the report in the format that was asked for."""
+def _title(args: argparse.Namespace, name: str) -> str:
+    own = Path(name).stem if args.notebook else "Unified Memory report"
+    return own if args.trace is None else f"{safe(args.trace.name)}: {own}"
+
+
+def write_report(args: argparse.Namespace, notebook: Any, title: str) -> None:
+    """Write the report in the format that was asked for.
+
+    Parameters
+    ----------
+    args : Namespace
+        Format, output and theme.
+    notebook : NotebookNode
+        A notebook that ran.
+    title : str
+        Title of the window.
+    """
     from nsan.report.notebook_file import notebook_text
     from nsan.report.page import MOST_BYTES, page_of
     from nsan.report.pdf import pdf_of
 
-    own = Path(name).stem if args.notebook else "Unified Memory report"
-    about = "" if args.trace is None else f"{safe(args.trace.name)}: "
-    title, theme = f"{about}{own}", args.theme or "light"
+    theme = args.theme or "light"
 
     def page(*, live: bool) -> str:
         return page_of(notebook, title=title, theme=theme, code=args.code, live=live)

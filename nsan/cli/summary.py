@@ -1,5 +1,9 @@
 """The first answer: what moved between CPU and GPU, why, and what was recorded.
 
+Of several reports (paths, a folder of ranks, nodes or nights, or a corpus of `nsan import`) one answer for all: what
+they add up to, which ranks and runs stand out by UM time and why, which reports could not be read. A report that
+fails does not stop the others; the exit status is 1 then. The newest report of a folder alone: name its file.
+
 Figures are sums of recorded rows unless marked: busy times are unions of intervals, rates are bytes
 over busy time (how fast copies ran while they ran, not what the link could carry). What was not
 recorded says so, and how to record it.
@@ -9,15 +13,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from nsan.cli.arguments import (
     add_filters,
-    add_input,
+    add_memory,
     add_output,
+    add_verbosity,
     documented,
     um_status,
 )
+from nsan.cli.fleet_arguments import add_fleet
 from nsan.cli.output import write_document
 from nsan.cli.terminal import painter
 from nsan.health import NVPROF_KINDS
@@ -31,13 +38,29 @@ from nsan.units import counted, format_bytes, format_count, format_time
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
-    add_input(parser)
+    parser.add_argument(
+        "traces",
+        metavar="TRACE",
+        nargs="+",
+        type=Path,
+        help="nsys report or export, nsan store, folder of them, or corpus; several are one fleet",
+    )
+    add_verbosity(parser)
+    add_memory(parser)
+    add_fleet(parser)
     add_filters(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    from nsan.cli.fleet_summary import refuse_fleet_options, run_fleet
+    from nsan.fleet.finding import is_fleet
+
+    if is_fleet(args.traces):
+        return run_fleet(args, args.traces)
+    refuse_fleet_options(args)
+    args.trace = args.traces[0]
     document, manifest = documented(args)
     markdown = args.format == "markdown"
     write_document(

@@ -345,7 +345,7 @@ def test_an_error_is_one_message_on_stderr(nsan, tmp_path):
         ["summary", "TRACE", "--pid", "1"],
         ["migrations", "TRACE", "--filter-nvtx", "nonsense"],
         ["summary", "TRACE", "-q", "-v"],
-        ["summary", "TRACE", "TRACE"],
+        ["info", "TRACE", "TRACE"],
     ],
     ids=" ".join,
 )

@@ -25,6 +25,7 @@ STANDS_FOR = {
     "TRACE_ON": PCA_ON,
     "TRACE_OFF": PCA_OFF,
     "SNAPSHOT": PCA_ON.parent / "snapshot.pickle",
+    "FOLDER": SAMPLES / "model" / "pca_sweep",
 }
 CALLS = [call for page in GUIDES for line in typed(page) for call in calls_of_nsan(line)]
 

@@ -43,6 +43,7 @@ def test_the_notebooks_are_these():
         "03-compare.ipynb",
         "04-oversubscription-and-pca.ipynb",
         "05-allocator.ipynb",
+        "06-fleet.ipynb",
     ]
 
 

@@ -1,0 +1,1 @@
+"""Many reports as one: ranks, nodes, nights."""

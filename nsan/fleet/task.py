@@ -1,0 +1,216 @@
+"""What is done with one report of a fleet, in whatever process: plain data in, plain data out.
+
+Tasks and their results travel between processes and machines, so both are containers of JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from nsan.corpus_errors import UnseenCorpusError
+from nsan.errors import NotAnExportError, NsanError, OutputExistsError
+from nsan.fleet.finding import Found
+from nsan.fleet.naming import Named
+from nsan.io.corpus import Record, put_tables, read_record, write_record
+from nsan.io.corpus_place import CORPUS_FILE, CorpusPlace, place_at
+from nsan.io.manifest import Fingerprint, fingerprint, is_store, read_manifest
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""A worker of dask may have several threads; memory is meant for one report."""
+
+_FOLDERS: Final = re.compile(r"(?<![\w:/.])(?:~|\.{1,2})?/(?:[^/\s'\"`]+/)+(?=[^/\s])")
+
+
+def gather_task(found: Found) -> dict[str, Any]:
+    """Describe the task of reading what is known about a report."""
+    return _task(found, "gather")
+
+
+def import_task(found: Found, corpus: str, *, keep_paths: bool, overwrite: bool) -> dict[str, Any]:
+    """Describe the task of importing a report into a corpus."""
+    about = {"corpus": corpus, "keep_paths": keep_paths, "overwrite": overwrite}
+    return _task(found, "import") | about
+
+
+def _task(found: Found, do: str) -> dict[str, Any]:
+    return {
+        "do": do,
+        "path": str(Path(os.path.abspath(found.path))),  # noqa: PTH100 - a link keeps its name
+        "source": found.source,
+        "report": found.report,
+        "within": found.within,
+        "named": asdict(found.named),
+    }
+
+
+def perform(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Do one task.
+
+    Parameters
+    ----------
+    task : mapping
+        Of :func:`gather_task` or :func:`import_task`.
+
+    Returns
+    -------
+    dict
+        ``run``, ``rank``, ``source`` and ``report``; with ``reason`` where it failed, else what was asked for.
+    """
+    doing = {"gather": _gather, "import": _import}[task["do"]]
+    try:
+        with _ONE_AT_A_TIME:
+            return _who(task) | doing(task)
+    except UnseenCorpusError as error:
+        return failed(task, _said(error)) | {"unseen": True}
+    except NsanError as error:
+        return failed(task, _said(error))
+    except Exception as error:  # noqa: BLE001 - one report must not stop the others
+        return failed(task, f"{type(error).__name__}: {_said(error)[:300]}")
+
+
+def failed(task: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    """Return the result of a task that failed.
+
+    Parameters
+    ----------
+    task : mapping
+        The task.
+    reason : str
+        One line: why, and what helps.
+
+    Returns
+    -------
+    dict
+        As :func:`perform` gives it.
+    """
+    return _who(task) | {"reason": reason}
+
+
+def _who(task: Mapping[str, Any]) -> dict[str, Any]:
+    named = task["named"]
+    about = {"report": task["report"], "source": task["source"]}
+    return {"run": named["run"], "rank": named["rank"]} | about
+
+
+def _said(error: Exception) -> str:
+    """Write an error on one line and without folders: it is kept in the corpus."""
+    return _FOLDERS.sub("", " ".join(str(error).split()))
+
+
+def _gather(task: Mapping[str, Any]) -> dict[str, Any]:
+    from nsan.opening import store_of
+
+    _, manifest = store_of(Path(task["path"]))
+    settled = Named(**task["named"]).settled(manifest["info"].get("rank"))
+    known = {"info": manifest["info"], "totals": manifest["totals"]}
+    return {"run": settled.run, "rank": settled.rank, **known}
+
+
+def _import(task: Mapping[str, Any]) -> dict[str, Any]:
+    from nsan.opening import current_store, import_trace
+
+    place = place_at(task["corpus"])
+    if CORPUS_FILE not in place.read([CORPUS_FILE]):
+        raise UnseenCorpusError(place.address)
+    path, keep_paths = Path(task["path"]), task["keep_paths"]
+    source = identity(path, keep_paths=keep_paths)
+    stored = (path, read_manifest(path)) if is_store(path) else current_store(path, source)
+    if stored is not None:
+        record = _put(place, task, source, stored, move=False)
+    else:
+        with place.scratch() as scratch:
+            store = import_trace(path, scratch / "store", keep_paths=keep_paths)
+            manifest = read_manifest(store)
+            source = Fingerprint(**manifest["source"])
+            record = _put(place, task, source, (store, manifest), move=True)
+    size = sum(record.files.values())
+    return {"run": record.run, "rank": record.rank, "n_rows": record.n_rows, "bytes": size}
+
+
+def identity(path: Path, *, keep_paths: bool) -> Fingerprint:
+    """Take the fingerprint of a report of a fleet; that of a store is of what it was made from.
+
+    Parameters
+    ----------
+    path : Path
+        A capture, or a store.
+    keep_paths : bool
+        Whether whole paths are wanted.
+
+    Returns
+    -------
+    Fingerprint
+        As of :func:`nsan.io.manifest.fingerprint`.
+
+    Raises
+    ------
+    NsanError
+        If it cannot be read, or holds whole paths that are not wanted.
+    """
+    if not is_store(path):
+        return fingerprint(path, keep_paths=keep_paths)
+    source = Fingerprint(**read_manifest(path)["source"])
+    if source.keep_paths and not keep_paths:
+        raise NotAnExportError(
+            path, "a store with whole paths", "Import its source instead, or add --keep-paths."
+        )
+    return source
+
+
+def _put(
+    place: CorpusPlace,
+    task: Mapping[str, Any],
+    source: Fingerprint,
+    stored: tuple[Path, dict[str, Any]],
+    *,
+    move: bool,
+) -> Record:
+    store, manifest = stored
+    before = read_record(place, task["report"])
+    if before is not None and not task["overwrite"]:
+        refuse_another(before, source)
+    settled = Named(**task["named"]).settled(manifest["info"].get("rank"))
+    record = Record(
+        report=task["report"],
+        run=settled.run,
+        rank=settled.rank,
+        source=task["source"],
+        within=task["within"],
+        fingerprint=source,
+        info=manifest["info"],
+        totals=manifest["totals"],
+        tables=manifest["tables"],
+    )
+    tables = put_tables(place, record, store, move=move)
+    record = replace(record, tables=tables)
+    gone = [] if before is None else [n for n in before.files if n not in record.files]
+    record = replace(record, leftover=gone)
+    write_record(place, record)
+    return record
+
+
+def refuse_another(record: Record, source: Fingerprint) -> None:
+    """Refuse to put a report over another one that only has the same name.
+
+    Parameters
+    ----------
+    record : Record
+        What is there.
+    source : Fingerprint
+        What is to come.
+
+    Raises
+    ------
+    OutputExistsError
+        If it lay in another place, and is another file.
+    """
+    had = record.fingerprint
+    if had.place != source.place and (had.digest, had.size) != (source.digest, source.size):
+        what = "is in the corpus already, from another folder of that name"
+        raise OutputExistsError(Path(record.source), what)
