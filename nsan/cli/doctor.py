@@ -20,6 +20,11 @@ from nsan.nsys_errors import NsysError
 from nsan.tabular.text import Field, json_text, table, word
 
 _PROBE_SECONDS: Final = 10
+_HAS_RECIPES: Final = """\
+import importlib.util, sys
+if all(map(importlib.util.find_spec, ("nsan", "polars", "pandas", "psutil", "pyarrow"))):
+    print(sys.executable)
+"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ def _findings() -> Iterator[Finding]:
         "nvcc", shutil.which("nvcc"), "build the microbenchmark", "install the CUDA toolkit"
     )
     yield _gpu()
+    yield from _within_nsys()
     yield _cache()
 
 
@@ -133,6 +139,25 @@ def _gpu() -> Finding:
     lines = _output([program, *query]).strip().splitlines() if program else []
     names = [line.strip() for line in lines if "," in line]
     return Finding("GPU", "ok" if names else "missing", "; ".join(names)[:60] or "-", purpose, get)
+
+
+def _within_nsys() -> Iterator[Finding]:
+    """Say whether nsys finds nsan's reports and recipes, and whether what runs the recipes finds nsan."""
+    from nsan.cli.recipe_shells import RECIPES, REPORTS, findings
+
+    for name, (found, trouble) in findings(os.environ).items():
+        purpose = {REPORTS: "`nsys stats -r nsan_um_sum`", RECIPES: "`nsys recipe uvm_sum`"}[name]
+        get = trouble or 'eval "$(nsan recipe path)", or `nsan recipe install`'
+        yield Finding(name, "missing" if trouble else "ok", found, purpose, get)
+    program = shutil.which("python3")
+    found = _output([program, "-c", _HAS_RECIPES]).strip() if program else ""
+    yield Finding(
+        "python3 for recipes",
+        "ok" if found else "missing",
+        found or program or "-",
+        "nsys runs recipes with it",
+        "put the Python that has nsan first on PATH, with pip install 'nsan[recipe]'",
+    )
 
 
 def _output(command: list[str]) -> str:
