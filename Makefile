@@ -8,7 +8,7 @@ WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format soak bench samples docs pictures lab clean
+.PHONY: help demo test check format soak bench results samples docs pictures lab clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -95,6 +95,9 @@ bench: $(VENV)/.dev ## Timings as ratios against a reference in the same run (BE
 	$(BIN)/python -m benchmarks.snapshots
 	@echo
 	$(BIN)/python -m benchmarks.explorer
+
+results: $(VENV)/.dev ## nsan beside its peers on the same files: benchmarks/RESULTS.md (RESULTS_ARGS=--large for 10 M faults)
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.results $(RESULTS_ARGS)
 
 samples: $(VENV)/.dev ## Make the modelled traces of sample_data/model again, row for row
 	$(BIN)/nsan model samples -o sample_data/model --force-overwrite

@@ -732,7 +732,7 @@ def test_the_newest_of_a_folder_is_opened_and_named(use, inputs, tmp_path, capsy
     report = a_report(inputs / "b.nsys-rep")
     older(export_of(inputs / "a.sqlite", n=7), report)
     (inputs / "newer.txt").write_text("not a capture")
-    assert main([str(inputs), "--json"]) == 0
+    assert main(["info", str(inputs), "--json"]) == 0
     out, err = capsys.readouterr()
     assert '"source": "b.nsys-rep"' in out
     assert "b.nsys-rep is the newest capture of this folder" in err
