@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsan.errors import NsanError
+from nsan.errors import NsanError, UsageError
 
 
 class NotACorpusError(NsanError):
@@ -27,6 +27,13 @@ class BrokenCorpusError(NsanError):
         )
 
 
+class UnreadableCorpusError(BrokenCorpusError):
+    """What makes a place a corpus is damaged; its reports may be whole."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place, "its corpus.json cannot be read")
+
+
 class CorpusPlaceError(NsanError):
     """The place of a corpus cannot be read or written."""
 
@@ -35,6 +42,17 @@ class CorpusPlaceError(NsanError):
         super().__init__(
             f"{place} cannot be used for a corpus: {reason}.\n"
             "What is in it stays as it is. Check the address, and that you may read and write there."
+        )
+
+
+class GivenBesideError(UsageError):
+    """A corpus was given where folders of reports are meant."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        super().__init__(
+            f"{place} is a corpus already, and a corpus is read alone: `nsan summary {place}`. To have its reports "
+            "beside others, import all their folders into one: `nsan import FOLDER FOLDER -o CORPUS`."
         )
 
 

@@ -6,6 +6,7 @@ command line returns (design 7): 1 error, 2 usage, 3 no Unified Memory data.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Final
@@ -62,7 +63,8 @@ class NoPermissionError(NsanError):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        super().__init__(f"{path}: you may not read this file. Ask its owner, or copy it.")
+        what = "folder" if os.path.isdir(path) else "file"  # noqa: PTH112 - that of Path may raise again
+        super().__init__(f"{path}: you may not read this {what}. Ask its owner, or copy it.")
 
 
 class NotAnExportError(NsanError):
@@ -130,7 +132,8 @@ class NotAStoreError(NsanError):
         super().__init__(
             f"{path} is a folder without a manifest.json: not an nsan store, and not the folder of "
             "an nsys export or of reports either.\n"
-            "Give an nsys report or export, or a store made by `nsan import FILE -o FOLDER`."
+            "Give an nsys report or export, or a store made by `nsan import FILE -o FOLDER`. Reports in folders "
+            "below it are read together by `nsan summary` and `nsan report`, and one by its name."
         )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from nsan.cli.arguments import is_filtered, output_path, refuse_inputs, told_runs
 from nsan.cli.output import write_document, write_table
 from nsan.cli.terminal import complain
 from nsan.errors import UsageError
 from nsan.text import safe
+
+_MOST_NAMES: Final = 10
 
 
 def run_fleet(args: argparse.Namespace, paths: Sequence[Path]) -> int:
@@ -102,6 +104,10 @@ def fleet_of(args: argparse.Namespace, paths: Sequence[Path]) -> dict[str, Any]:
 
     with told_runs(args, "read") as tell:
         found = gather(paths, how=how(args), tell=tell)
+    if found.twice and not args.quiet:
+        complain(
+            f"the same file is there more than once: {safe('; '.join(found.twice[:_MOST_NAMES]))}"
+        )
     return fleet_document(found.members, found.failures, name=fleet_name(paths))
 
 

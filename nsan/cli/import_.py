@@ -129,6 +129,7 @@ def _import_fleet(args: argparse.Namespace) -> int:
     from nsan.fleet.importing import Options, import_fleet
 
     asked = how(args)
+    _refuse_memory(args)
     if args.output is None:
         n = len(reports_in(args.traces, args.rank_pattern))
         msg = (
@@ -147,6 +148,19 @@ def _import_fleet(args: argparse.Namespace) -> int:
     _say(args, done)
     emit(f"{done.place}\n")
     return 1 if done.failures else 0
+
+
+def _refuse_memory(args: argparse.Namespace) -> None:
+    """Refuse a place that ends with this process."""
+    from nsan.io.corpus_place import url_of
+
+    url = url_of(args.output) if args.output is not None else None
+    if url is not None and url.split(":", maxsplit=1)[0] == "memory":
+        msg = (
+            f"{url} is in the memory of this process, and gone when the command ends. Give a folder, or a URL "
+            "of a store that stays. In Python: nsan.import_fleet."
+        )
+        raise UsageError(msg)
 
 
 @contextlib.contextmanager
@@ -178,6 +192,7 @@ def _say(args: argparse.Namespace, done: Imported) -> None:
         return
     _names(args, "the pattern is not found in", done.unmatched)
     _names(args, "several reports of", done.alike)
+    _names(args, "the same file:", done.twice)
     _names(args, "kept, though no longer in the folders (--prune removes them):", done.gone)
     _names(args, "removed:", done.removed)
     made = f"{counted(done.n_made, 'report')} imported"
@@ -198,14 +213,15 @@ def _names(args: argparse.Namespace, what: str, names: list[str]) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from nsan.fleet.finding import reports_in
+    from nsan.fleet.finding import search
     from nsan.fleet.gathering import no_reports
     from nsan.fleet.known_ranks import known_rank
     from nsan.tabular.text import Field, dash, table, word
 
     how(args)
-    found = reports_in(args.traces, args.rank_pattern)
-    if not found:
+    there = search(args.traces, args.rank_pattern)
+    found = there.found
+    if not found and not there.unreadable:
         raise no_reports(args.traces)
     rows = []
     for each in found:
@@ -218,9 +234,11 @@ def _list(args: argparse.Namespace) -> int:
         Field("source", "Report", word, right=False),
     ]
     emit(table(rows, fields) + "\n")
+    for failure in (each.failure for each in there.unreadable):
+        complain(f"{failure.source} is not looked through: {failure.reason}")
     if not args.quiet and any(not row["is_known"] for row in rows):
         complain("whether a report itself holds its rank is known once nsys has exported it.")
-    return 0
+    return 1 if there.unreadable else 0
 
 
 def _row(found: Found, recorded: int | None, *, is_known: bool) -> dict[str, object]:

@@ -10,11 +10,12 @@ from typing import Any, Final
 import polars as pl
 
 import nsan
-from nsan.analysis.fleet.peers import JUDGED, rank_outliers, run_outliers, stragglers
+from nsan.analysis.fleet.peers import judged_groups, rank_outliers, run_outliers, stragglers
 from nsan.analysis.fleet.sums import sums, traffic, typical
 from nsan.contract import CAPTURE_KINDS, SCHEMA, has_um_data
 from nsan.fleet.figures import REPORT_FIGURES, migration_figures, report_figures
 from nsan.fleet.member import Failure, Member
+from nsan.fleet.notes import notes
 from nsan.fleet.outliers import EXPLAINING, differs, far, named, straggler_words
 from nsan.info import MODEL_KIND
 from nsan.tabular.columns import plain
@@ -180,17 +181,30 @@ def _found(reports: pl.DataFrame, failed: Mapping[str, int]) -> dict[str, list[A
         if failed
         else pl.lit(0, pl.Int64)
     )
-    ranks = [*_rank_outliers(reports)]
+    words = _words(reports)
+    ranks = [*_rank_outliers(reports, words)]
     runs = [*_run_outliers(sized)]
     longest = stragglers(reports).to_dicts()
+    groups = judged_groups(sized).to_dicts()
     return {
         "outliers": ranks + runs,
-        "stragglers": [{**row, "text": straggler_words(row)} for row in longest],
-        "notes": [*_notes(reports)],
+        "judged": groups,
+        "stragglers": [{**row, "text": straggler_words(row, words[row["run"]])} for row in longest],
+        "notes": [*notes(reports, groups)],
     }
 
 
-def _rank_outliers(reports: pl.DataFrame) -> Iterator[dict[str, Any]]:
+def _words(reports: pl.DataFrame) -> dict[str, str]:
+    """Say of each run what it is made of: ranks, or reports where a rank is not known or has several."""
+    rank = pl.col("rank")
+    is_whole = (rank.null_count() == 0) & (rank.n_unique() == pl.len())
+    runs = reports.group_by("run").agg(
+        pl.when(is_whole).then(pl.lit("rank")).otherwise(pl.lit("report"))
+    )
+    return dict(runs.iter_rows())
+
+
+def _rank_outliers(reports: pl.DataFrame, words: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     found = rank_outliers(reports).to_dicts()
     if not found:
         return
@@ -201,8 +215,10 @@ def _rank_outliers(reports: pl.DataFrame) -> Iterator[dict[str, Any]]:
         peers = usual[mine["run"], mine["program"]] | {"gpus": _usual_gpus(reports, mine)}
         reasons = differs(mine, peers)
         why = f": {'; '.join(reasons)}" if reasons else ": no figure of its totals tells why"
-        said = far(each, counted(each["n_peers"], "rank"))
-        yield _outlier(each, "rank", f"{named(each)}: {said}{why}.", reasons)
+        one = words[each["run"]]
+        said = far(each, counted(each["n_peers"], one))
+        who = named(each, with_source=one != "rank")
+        yield _outlier(each, "rank", f"{who}: {said}{why}.", reasons)
 
 
 def _usual_gpus(reports: pl.DataFrame, mine: Mapping[str, Any]) -> str | None:
@@ -213,10 +229,12 @@ def _usual_gpus(reports: pl.DataFrame, mine: Mapping[str, Any]) -> str | None:
 
 
 def _run_outliers(reports: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    sizes = Counter(reports["run"].to_list())
     for each in run_outliers(reports).to_dicts():
         said = far(each, counted(each["n_peers"], "run"))
         run = shortened(each["run"], 40) or "(no name)"
-        text = f"run {run}: its median rank has {said}."
+        which = ", median of its reports" if sizes[each["run"]] > 1 else ""
+        text = f"run {run}{which}: {said}."
         yield _outlier({"rank": None, "source": None, **each}, "run", text, [])
 
 
@@ -225,26 +243,3 @@ def _outlier(row: Mapping[str, Any], scope: str, text: str, reasons: list[str]) 
     side = "more" if row["excess_ns"] > 0 else "less"
     figures = {key: value for key, value in row.items() if key not in who}
     return {"scope": scope, **who, "side": side, **figures, "reasons": reasons, "text": text}
-
-
-def _notes(reports: pl.DataFrame) -> Iterator[str]:
-    """Say what could not be judged, and why."""
-    sizes = reports.group_by("run").len()
-    few = sizes.filter(pl.col("len") == 2).height
-    if few:
-        yield f"{counted(few, 'run')} of two ranks: of two nobody can say which one stands out."
-    programs = reports.group_by("run").agg(pl.col("program").n_unique())
-    mixed = programs.filter(pl.col("program") > 1).height
-    if mixed:
-        yield (
-            f"{counted(mixed, 'run')} with several programs: ranks are judged against those of the same program."
-        )
-    for figure, what in zip(JUDGED[1:], ("migrations", "GPU page faults"), strict=True):
-        lacking = reports[figure].null_count()
-        if 0 < lacking < reports.height:
-            yield (
-                f"{counted(lacking, 'report')} of {reports.height} without the time of {what}: not judged by it."
-            )
-    unknown = reports.filter(pl.col("duration_ns").is_null()).height
-    if unknown:
-        yield f"{counted(unknown, 'report')} whose duration is not known."

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsan.errors import InputMissingError, UsageError
+from nsan.errors import InputMissingError, UsageError, listed
 from nsan.fleet.corpus import members_of
-from nsan.fleet.finding import in_order, reports_in
+from nsan.fleet.finding import in_order, search
 from nsan.fleet.how import How
 from nsan.fleet.member import Failure, Member
 from nsan.fleet.running import performed
@@ -29,11 +29,14 @@ class Gathered:
     members : tuple of Member
         Those that could be read, by run, rank and name.
     failures : tuple of Failure
-        Those that could not, in the same order.
+        Those that could not, in the same order; and folders that may not be read.
+    twice : tuple of str
+        Reports that are one file twice: one line each.
     """
 
     members: tuple[Member, ...]
     failures: tuple[Failure, ...]
+    twice: tuple[str, ...] = ()
 
 
 def gather(
@@ -58,25 +61,60 @@ def gather(
     Raises
     ------
     NsanError
-        If there is no report at all, a path does not exist, or the workers cannot be used.
+        If there is no report at all, a path does not exist, an option means nothing for a corpus, or the
+        workers cannot be used.
     """
     how = how or How()
     if len(paths) == 1 and is_corpus(paths[0]):
+        _refuse(how)
         return Gathered(*members_of(paths[0]))
-    found = reports_in(paths, how.pattern)
-    if not found:
+    there = search(paths, how.pattern)
+    if not there.found and not there.unreadable:
         raise no_reports(paths)
-    members, failures = [], []
-    with closing(performed([gather_task(each) for each in found], how)) as results:
+    members, same = [], []
+    failures = [each.failure for each in there.unreadable]
+    with closing(performed([gather_task(each) for each in there.found], how)) as results:
         for result in results:
             del result["report"]
+            same.append((result.pop("same", None), result["source"]))
             if "reason" in result:
                 failures.append(Failure(**result))
             else:
                 members.append(Member(**result))
             if tell is not None:
                 tell(result["source"])
-    return Gathered(tuple(sorted(members, key=_order)), tuple(sorted(failures, key=_order)))
+    in_order_of_names = tuple(sorted(members, key=_order)), tuple(sorted(failures, key=_order))
+    return Gathered(*in_order_of_names, tuple(one_file_twice(same)))
+
+
+def _refuse(how: How) -> None:
+    """Refuse what would do nothing: a corpus has been read, and its reports been named."""
+    given = {"--workers": how.workers, "--dask": how.dask, "--rank-pattern": how.pattern}
+    for option, value in given.items():
+        if value is not None:
+            msg = f"{option} does nothing for a corpus, which was read before: give it to `nsan import`."
+            raise UsageError(msg)
+
+
+def one_file_twice(files: Iterable[tuple[str | None, str]]) -> list[str]:
+    """Name reports that are the same file.
+
+    Parameters
+    ----------
+    files : iterable of (str or None, str)
+        What tells files apart, and the name of each report; None is not known.
+
+    Returns
+    -------
+    list of str
+        One line for each file that is there more than once.
+    """
+    sources: dict[str, list[str]] = {}
+    for same, source in files:
+        if same is not None:
+            sources.setdefault(same, []).append(source)
+    alike = (sorted(of) for of in sources.values() if len(of) > 1)
+    return sorted(listed(of, limit=3) for of in alike)
 
 
 def no_reports(paths: Sequence[Path]) -> Exception:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nsan.corpus_errors import UnseenCorpusError
 from nsan.errors import NsanError, listed
-from nsan.fleet.finding import Found, in_order, reports_in, unmatched
-from nsan.fleet.gathering import no_reports
+from nsan.fleet.finding import Found, Search, Unreadable, in_order, search, unmatched
+from nsan.fleet.gathering import no_reports, one_file_twice
 from nsan.fleet.how import How
 from nsan.fleet.member import Failure
 from nsan.fleet.running import performed
-from nsan.fleet.task import identity, import_task
+from nsan.fleet.task import identity, import_task, same_file
 from nsan.io.corpus import (
     FailedRecord,
     Record,
@@ -23,6 +23,7 @@ from nsan.io.corpus import (
     read_records,
     start_corpus,
     write_failure,
+    write_record,
 )
 from nsan.io.corpus_place import CorpusPlace, place_at
 from nsan.io.manifest import TABLE_NAMES, place_of
@@ -67,6 +68,8 @@ class Imported:
         Those of them that were removed.
     alike : list of str
         Runs and ranks that several reports have: one line each.
+    twice : list of str
+        Reports that are one file twice: one line each.
     unmatched : list of str
         Names that the pattern does not match.
     """
@@ -80,6 +83,7 @@ class Imported:
     gone: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     alike: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
 
 
@@ -113,7 +117,7 @@ def import_fleet(
     Returns
     -------
     Imported
-        What was done; a report that cannot be read is among its failures.
+        What was done; a report that cannot be read is among its failures, and so is a folder.
 
     Raises
     ------
@@ -121,8 +125,9 @@ def import_fleet(
         If there is no report, the place cannot be used, or the workers cannot.
     """
     how, options = how or How(), options or Options()
-    found = reports_in(paths, how.pattern)
-    if not found:
+    there = search(paths, how.pattern)
+    found = there.found
+    if not found and not there.unreadable:
         raise no_reports(paths)
     at = place_at(place)
     start_corpus(at)
@@ -138,8 +143,9 @@ def import_fleet(
     with closing(performed(tasks, how)) as results:
         for result in results:
             done.note(result, by_report[result["report"]])
+    done.note_unreadable(there.unreadable)
     done.drop_renamed(found)
-    done.clear_up(found, failed, prune=options.prune)
+    done.clear_up(there, failed, prune=options.prune)
     return done.result(unmatched(found, how.pattern))
 
 
@@ -153,6 +159,7 @@ class _Import:
         self.known = known
         self.done = Imported(place.address)
         self.who = {key: (record.run, record.rank, record.source) for key, record in known.items()}
+        self.same = {key: same_file(record.fingerprint) for key, record in known.items()}
         self._tell = tell or (lambda _name, _reason, _total: None)
         self._n = n
         self.made: set[str] = set()
@@ -170,6 +177,11 @@ class _Import:
         same = (record.run, record.rank, record.source, record.within)
         if not current or same != (named.run, named.rank, found.source, found.within):
             return False
+        if record.base != found.base:  # the folder was moved, or is another one with the same file
+            source = replace(record.fingerprint, place=place_of(found.path))
+            record = replace(record, base=found.base, fingerprint=source)
+            write_record(self.place, record)
+            self.known[found.report] = record
         self.done.n_kept += 1
         self._tell(found.source, None, self._n)
         return True
@@ -181,15 +193,25 @@ class _Import:
             raise UnseenCorpusError(self.place.address)
         if "reason" in result:
             self.done.failures.append(Failure(*who, result["reason"]))
-            failed = FailedRecord(found.report, *who, found.within, result["reason"])
+            reason = result["reason"]
+            failed = FailedRecord(found.report, *who, found.within, reason, found.base)
             write_failure(self.place, failed)
         else:
             self.who[found.report] = who
+            self.same[found.report] = result["same"]
             self.made.add(found.report)
             self.done.n_made += 1
             self.done.n_rows += result["n_rows"]
             self.done.n_bytes += result["bytes"]
         self._tell(found.source, result.get("reason"), self._n)
+
+    def note_unreadable(self, folders: Sequence[Unreadable]) -> None:
+        """Keep which folders could not be looked into."""
+        for each in folders:
+            why = each.failure
+            self.done.failures.append(why)
+            who = why.run, why.rank, why.source, each.within, why.reason
+            write_failure(self.place, FailedRecord(each.report, *who, each.base, is_folder=True))
 
     def drop_renamed(self, found: Sequence[Found]) -> None:
         """Take out what was imported now from the same file under another name."""
@@ -202,22 +224,26 @@ class _Import:
         ]
         drop_records(self.place, twice)
         for record in twice:
-            del self.known[record.report], self.who[record.report]
+            del self.known[record.report], self.who[record.report], self.same[record.report]
 
-    def clear_up(
-        self, found: Sequence[Found], failed: Sequence[FailedRecord], *, prune: bool
-    ) -> None:
+    def clear_up(self, there: Search, failed: Sequence[FailedRecord], *, prune: bool) -> None:
         """Find what the folders do not have any more; remove it, and what belongs to nothing."""
-        here = {each.report for each in found}
-        within = {each.within for each in found}
         before: list[Record | FailedRecord] = [*self.known.values(), *failed]
-        gone = [each for each in before if each.within in within and each.report not in here]
+        of_these = [each for each in before if (each.within, each.base) in there.folders]
+        seen: list[Found | Unreadable] = [*there.found, *there.unreadable]
+        here = {each.report for each in seen}
+        closed = tuple(f"{each.failure.source}/" for each in there.unreadable)
+        gone = [each for each in of_these if each.report not in here]
+        # A folder that can be read again is no report that is gone; nobody knows what a closed one has.
+        drop_records(self.place, [each for each in gone if _is_folder(each)])
+        gone = [e for e in gone if not _is_folder(e) and not e.source.startswith(closed)]
         self.done.gone = sorted({each.source for each in gone})
         if not prune:
             return
         drop_records(self.place, gone)
         for each in gone:
             self.who.pop(each.report, None)
+            self.same.pop(each.report, None)
         self.done.removed, self.done.gone = self.done.gone, []
         _drop_strays(self.place)
 
@@ -231,9 +257,15 @@ class _Import:
             for (run, rank), sources in sorted(by_place.items(), key=lambda each: str(each[0]))
             if len(sources) > 1
         ]
+        files = ((same, self.who[key][2]) for key, same in self.same.items())
+        self.done.twice = one_file_twice(files)
         self.done.failures.sort(key=lambda each: in_order(each.run, each.rank, each.source))
         self.done.unmatched = unmatched_names
         return self.done
+
+
+def _is_folder(each: Record | FailedRecord) -> bool:
+    return isinstance(each, FailedRecord) and each.is_folder
 
 
 def _drop_strays(place: CorpusPlace) -> None:

@@ -32,6 +32,6 @@ def known_rank(path: Path) -> tuple[int | None, bool]:
         if stored is not None:
             return stored[1]["info"].get("rank"), True
         kind = identify(path)
-    except NsanError:
+    except (NsanError, OSError):
         return None, True
     return rank_in(path), kind not in {"report", "qdstrm"}

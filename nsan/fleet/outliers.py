@@ -35,12 +35,27 @@ _MOST_REASONS: Final = 3
 _CLOSE: Final = 0.05
 """Durations of a run that are alike: longest less shortest, as a part of the median."""
 
-ALIKE: Final = "as each other, as where ranks wait for each other; then UM time, not duration, shows who may hold the others up"
-"""What follows from durations that are alike."""
+_HARDLY: Final = 0.1
+"""Below this part of what a rank takes longer, its UM time does not tell why."""
+
+ALIKE: Final = "as where ranks wait for each other; then UM time, not duration, shows who may hold the others up"
+"""What follows from durations that are alike, where there is UM time."""
 
 
-def named(row: Row) -> str:
+def named(row: Row, *, with_source: bool = False) -> str:
     """Name a report: its rank if there is one, its run if that says something.
+
+    Parameters
+    ----------
+    row : mapping
+        ``run``, ``rank``, ``source``.
+    with_source : bool, default False
+        Whether other reports of the run have its rank, too, so that its own name has to tell it from them.
+
+    Returns
+    -------
+    str
+        A name for a sentence.
 
     Examples
     --------
@@ -50,7 +65,8 @@ def named(row: Row) -> str:
     of = f" of {shortened(row['run'], 40)}" if row["run"] else ""
     if row["rank"] is None:
         return shortened(row["source"], 60)
-    return f"rank {row['rank']}{of}"
+    source = f" ({shortened(row['source'], 60)})" if with_source else ""
+    return f"rank {row['rank']}{of}{source}"
 
 
 def far(row: Row, who: str) -> str:
@@ -194,22 +210,26 @@ def _is_other(mine: float, usual: float) -> bool:
     return abs(mine - usual) >= _TELLING * usual and mine != usual
 
 
-def straggler_words(row: Row) -> str:
+def straggler_words(row: Row, one: str = "rank") -> str:
     """Say who takes longest in a run, and how much more UM time it has.
 
     Parameters
     ----------
     row : mapping
         Of :func:`nsan.analysis.fleet.peers.stragglers`.
+    one : str, default "rank"
+        What the run is made of: reports, where several are of one rank or one has none.
 
     Returns
     -------
     str
         A sentence. It compares durations: clocks of different machines are not aligned.
     """
-    who, n = named(row), counted(row["n_peers"], "rank")
+    who, n = named(row, with_source=one != "rank"), counted(row["n_peers"], one)
     if is_alike(row):
-        return f"All {n} took about as long {ALIKE} ({row['spread']:.1%} apart)."
+        all_of = f"Both {one}s" if row["n_peers"] == 2 else f"All {n}"
+        apart = "" if row["spread"] is None else f" ({row['spread']:.1%} apart)"
+        return f"{all_of} took about as long as each other{apart}{_alike_words(row['um_max_ns'])}."
     longest = f"{who} took longest: {format_time(row['duration_ns'])}, {format_time(row['excess_ns'])} beyond the median of {n}"
     return f"{longest}{_explained(row)}."
 
@@ -219,10 +239,18 @@ def is_alike(row: Row) -> bool:
     return row["spread"] is None or bool(row["spread"] <= _CLOSE)
 
 
+def _alike_words(um_max_ns: int | None) -> str:
+    """Say what follows from durations that are alike: without UM time, nothing about UM."""
+    if um_max_ns is None:
+        return "; UM time is not known of all of them"
+    return f", {ALIKE}" if um_max_ns else "; none of them has UM time"
+
+
 def _explained(row: Row) -> str:
+    """Compare what a rank takes longer with what it has more of UM time, which is but a part of it, or beside it."""
     extra = row["um_excess_ns"]
     if extra is None:
-        return "; not all of them have recorded UM time"
+        return "; UM time is not known of all of them"
     if extra <= 0:
         return "; it has no more UM time than the median"
     what = {
@@ -230,4 +258,7 @@ def _explained(row: Row) -> str:
         "migrations_busy_ns": "migrations are in flight",
         "gpu_faults_busy_ns": "GPU faults are in service",
     }[row["um_figure"]]
-    return f"; in it {what} {format_time(extra)} longer than in the median one"
+    if extra < _HARDLY * row["excess_ns"]:
+        return f"; UM time hardly tells why: in it {what} only {format_time(extra)} longer than in the median one"
+    part = f" ({extra / row['excess_ns']:.0%} of that)" if extra <= row["excess_ns"] else ""
+    return f"; in it {what} {format_time(extra)} longer than in the median one{part}"

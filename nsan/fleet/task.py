@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -18,12 +19,15 @@ from nsan.errors import NotAnExportError, NsanError, OutputExistsError
 from nsan.fleet.finding import Found
 from nsan.fleet.naming import Named
 from nsan.io.corpus import Record, put_tables, read_record, write_record
-from nsan.io.corpus_place import CORPUS_FILE, CorpusPlace, place_at
-from nsan.io.manifest import Fingerprint, fingerprint, is_store, read_manifest
+from nsan.io.corpus_place import CorpusPlace, place_at
+from nsan.io.manifest import Fingerprint, cache_folder, fingerprint, is_store, read_manifest
+from nsan.io.probe import CORPUS_FILE
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 """A worker of dask may have several threads; memory is meant for one report."""
 
+_BEGINS_PATH: Final = r"(?<![\w.~%-])"
+_ENDS_PATH: Final = r"(?=$|[\s'\"`,.;:)])"
 _FOLDERS: Final = re.compile(r"(?<![\w:/.])(?:~|\.{1,2})?/(?:[^/\s'\"`]+/)+(?=[^/\s])")
 
 
@@ -45,6 +49,7 @@ def _task(found: Found, do: str) -> dict[str, Any]:
         "source": found.source,
         "report": found.report,
         "within": found.within,
+        "base": found.base,
         "named": asdict(found.named),
     }
 
@@ -67,11 +72,11 @@ def perform(task: Mapping[str, Any]) -> dict[str, Any]:
         with _ONE_AT_A_TIME:
             return _who(task) | doing(task)
     except UnseenCorpusError as error:
-        return failed(task, _said(error)) | {"unseen": True}
+        return failed(task, str(error)) | {"unseen": True}
     except NsanError as error:
-        return failed(task, _said(error))
+        return failed(task, str(error))
     except Exception as error:  # noqa: BLE001 - one report must not stop the others
-        return failed(task, f"{type(error).__name__}: {_said(error)[:300]}")
+        return failed(task, f"{type(error).__name__}: {without_folders(str(error), task)[:300]}")
 
 
 def failed(task: Mapping[str, Any], reason: str) -> dict[str, Any]:
@@ -82,14 +87,14 @@ def failed(task: Mapping[str, Any], reason: str) -> dict[str, Any]:
     task : mapping
         The task.
     reason : str
-        One line: why, and what helps.
+        Why, and what helps; it may name folders, which are cut off.
 
     Returns
     -------
     dict
         As :func:`perform` gives it.
     """
-    return _who(task) | {"reason": reason}
+    return _who(task) | {"reason": without_folders(reason, task)}
 
 
 def _who(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,9 +103,32 @@ def _who(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"run": named["run"], "rank": named["rank"]} | about
 
 
-def _said(error: Exception) -> str:
-    """Write an error on one line and without folders: it is kept in the corpus."""
-    return _FOLDERS.sub("", " ".join(str(error).split()))
+def without_folders(text: str, task: Mapping[str, Any]) -> str:
+    """Write a reason on one line and without folders: it is kept in the corpus.
+
+    Parameters
+    ----------
+    text : str
+        What an error says.
+    task : mapping
+        Whose folders are known, so that they are found whatever they are called.
+
+    Returns
+    -------
+    str
+        Names of files stay.
+    """
+    path = Path(task["path"])
+    known = [path, path.resolve(), Path(task.get("corpus", ".")).absolute() / "file"]
+    known += [folder / "file" for folder in (cache_folder(), Path(tempfile.gettempdir()))]
+    known.append(Path("~/file").expanduser())
+    folders = {str(folder) for each in known for folder in each.parents if folder.name}
+    for folder in sorted(folders, key=len, reverse=True):
+        text = re.sub(f"{_BEGINS_PATH}{re.escape(folder)}/", "", text)
+        text = re.sub(f"{_BEGINS_PATH}{re.escape(folder)}{_ENDS_PATH}", "its folder", text)
+    text = _FOLDERS.sub("", " ".join(text.split()))
+    # A name may be any bytes, and JSON and tables hold text.
+    return os.fsencode(text).decode("utf-8", errors="backslashreplace")
 
 
 def _gather(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +137,24 @@ def _gather(task: Mapping[str, Any]) -> dict[str, Any]:
     _, manifest = store_of(Path(task["path"]))
     settled = Named(**task["named"]).settled(manifest["info"].get("rank"))
     known = {"info": manifest["info"], "totals": manifest["totals"]}
-    return {"run": settled.run, "rank": settled.rank, **known}
+    same = same_file(Fingerprint(**manifest["source"]))
+    return {"run": settled.run, "rank": settled.rank, "same": same, **known}
+
+
+def same_file(source: Fingerprint) -> str:
+    """Return what two reports share that are one file twice.
+
+    Parameters
+    ----------
+    source : Fingerprint
+        Of a report.
+
+    Returns
+    -------
+    str
+        Size and digest, which takes in the name.
+    """
+    return f"{source.size}-{source.digest}"
 
 
 def _import(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +175,8 @@ def _import(task: Mapping[str, Any]) -> dict[str, Any]:
             source = Fingerprint(**manifest["source"])
             record = _put(place, task, source, (store, manifest), move=True)
     size = sum(record.files.values())
-    return {"run": record.run, "rank": record.rank, "n_rows": record.n_rows, "bytes": size}
+    about = {"n_rows": record.n_rows, "bytes": size, "same": same_file(record.fingerprint)}
+    return {"run": record.run, "rank": record.rank, **about}
 
 
 def identity(path: Path, *, keep_paths: bool) -> Fingerprint:
@@ -182,6 +228,7 @@ def _put(
         rank=settled.rank,
         source=task["source"],
         within=task["within"],
+        base=task["base"],
         fingerprint=source,
         info=manifest["info"],
         totals=manifest["totals"],

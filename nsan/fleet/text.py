@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from nsan.fleet.outliers import ALIKE, is_alike
+from nsan.fleet.standing import standing_lines
 from nsan.fleet.tables import (
     RANK_FIELDS,
     RUN_FIELDS,
@@ -222,11 +223,7 @@ def outlier_lines(document: Mapping[str, Any]) -> list[str]:
     list of str
         Sentences.
     """
-    found = [each["text"] for each in document["outliers"]]
-    notes = list(document["notes"])
-    if not found and document["n_reports"] > 1:
-        found = ["No rank stands out from its run by UM time, and no run from the others."]
-    return found + notes
+    return [*standing_lines(document), *document["notes"]]
 
 
 def straggler_lines(document: Mapping[str, Any]) -> list[str]:
@@ -241,8 +238,10 @@ def straggler_lines(document: Mapping[str, Any]) -> list[str]:
     lines = [
         f"run {shortened(row['run'], _LONGEST) or '(no name)'}: {row['text']}" for row in apart
     ]
-    if alike := len(found) - len(apart):
-        lines.append(f"{counted(alike, 'run')} in which all ranks took about as long {ALIKE}.")
+    if alike := [row for row in found if is_alike(row)]:
+        why = f", {ALIKE}" if any(row["um_max_ns"] for row in alike) else ""
+        runs = counted(len(alike), "run")
+        lines.append(f"{runs} in which all took about as long as each other{why}.")
     return lines
 
 
@@ -313,5 +312,5 @@ def _table(
     shown = rows[:most]
     body = table(shown, fields, markdown=markdown)
     if len(shown) < len(rows):
-        body += f"\n\n({format_count(len(rows) - len(shown))} more rows: `--rows {len(rows)}`)"
+        body += f"\n\n({counted(len(rows) - len(shown), 'more row')}: `--rows {len(rows)}`)"
     return f"{_heading(head, markdown=markdown)}\n\n{body if markdown else indented(body)}"

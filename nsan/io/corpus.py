@@ -25,10 +25,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import nsan
-from nsan.corpus_errors import BrokenCorpusError, NotACorpusError
+from nsan.corpus_errors import BrokenCorpusError, NotACorpusError, UnreadableCorpusError
 from nsan.errors import PlaceTakenError
-from nsan.io.corpus_place import CORPUS_FILE, CorpusPlace, LocalPlace, manifest_names
+from nsan.io.corpus_place import CorpusPlace, LocalPlace, manifest_names
 from nsan.io.manifest import STORE_FORMAT, TABLE_NAMES, TOTALS_KEYS, Fingerprint, is_store
+from nsan.io.probe import CORPUS_FILE
 
 CORPUS_FORMAT: Final = 1
 """Raise it when the layout changes."""
@@ -59,6 +60,8 @@ class Record:
         By table: ``n_rows``, and ``parts`` with the name of each file in the corpus and its bytes.
     leftover : list of str
         Parts of an earlier state, which go as soon as this document is written.
+    base : str
+        Digest of where the folder that was given lay: tells it from another one of that name.
     nsan_version : str
         Who wrote it.
     store_format : int
@@ -75,6 +78,7 @@ class Record:
     totals: dict[str, Any]
     tables: dict[str, dict[str, Any]]
     leftover: list[str] = field(default_factory=list)
+    base: str = ""
     nsan_version: str = nsan.__version__
     store_format: int = STORE_FORMAT
 
@@ -108,6 +112,10 @@ class FailedRecord:
         As of a :class:`Record`.
     reason : str
         One line: why.
+    base : str
+        As of a :class:`Record`.
+    is_folder : bool
+        It is a folder that could not be looked into.
     """
 
     report: str
@@ -116,10 +124,12 @@ class FailedRecord:
     source: str
     within: str
     reason: str
+    base: str = ""
+    is_folder: bool = False
 
 
 def start_corpus(place: CorpusPlace) -> None:
-    """Make a place a corpus, if it is none.
+    """Make a place a corpus, if it is none; where what makes it one is lost or damaged, write that again.
 
     Raises
     ------
@@ -129,13 +139,33 @@ def start_corpus(place: CorpusPlace) -> None:
         If it cannot be written.
     """
     if CORPUS_FILE in place.read([CORPUS_FILE]):
-        check_corpus(place)
-        return
-    if isinstance(place, LocalPlace):
+        try:
+            check_corpus(place)
+        except UnreadableCorpusError:
+            if not _has_reports(place):
+                raise
+        else:
+            return
+    elif _has_reports(place):
+        pass
+    elif isinstance(place, LocalPlace):
         _check_folder(place.folder)
     elif place.sizes():
         raise PlaceTakenError(Path(place.address), "has other files, and is no corpus")
     place.write(CORPUS_FILE, _json({"corpus_format": CORPUS_FORMAT, "written_by": "nsan"}))
+
+
+def _has_reports(place: CorpusPlace) -> bool:
+    """Say whether a report is listed that can be read."""
+    documents = place.read(manifest_names(place.sizes(), REPORTS))
+    return any(_is_record(data) for data in documents.values())
+
+
+def _is_record(data: bytes) -> bool:
+    try:
+        return _record(data) is not None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
 
 
 def _check_folder(folder: Path) -> None:
@@ -162,7 +192,7 @@ def check_corpus(place: CorpusPlace) -> None:
     try:
         written: Any = json.loads(found[CORPUS_FILE])["corpus_format"]
     except (ValueError, TypeError, KeyError) as error:
-        raise BrokenCorpusError(place.address, "its corpus.json cannot be read") from error
+        raise UnreadableCorpusError(place.address) from error
     if written != CORPUS_FORMAT:
         raise BrokenCorpusError(place.address, "it was written by another version of nsan")
 

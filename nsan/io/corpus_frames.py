@@ -15,6 +15,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from nsan.corpus_errors import BrokenCorpusError
+from nsan.errors import SchemaMismatchError
 from nsan.io.corpus import Record
 from nsan.io.corpus_place import CorpusPlace, LocalPlace, place_at
 from nsan.schema import TABLES
@@ -141,8 +142,17 @@ def _read_part(place: CorpusPlace, name: str, table: str) -> pl.DataFrame:
     if name not in found:
         gone = f"{name} is gone; if it was imported again meanwhile, open it again"
         raise BrokenCorpusError(place.address, gone)
-    rows = pl.read_parquet(io.BytesIO(found[name]), hive_partitioning=False)
-    return TABLES[table].validate(rows.lazy()).collect()
+    try:
+        rows = pl.read_parquet(io.BytesIO(found[name]), hive_partitioning=False)
+        return TABLES[table].validate(rows.lazy()).collect()
+    except (pl.exceptions.PolarsError, SchemaMismatchError) as error:
+        raise BrokenCorpusError(
+            place.address, f"{name} is damaged ({_first_line(error)})"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _about_who(predicate: pl.Expr | None) -> pl.Expr | None:

@@ -20,10 +20,8 @@ from urllib.parse import unquote, urlsplit
 from nsan.corpus_errors import CorpusPlaceError
 from nsan.errors import ExtraMissingError, NoPermissionError
 from nsan.io.manifest import cache_folder
+from nsan.io.probe import CORPUS_FILE
 from nsan.io.tidy import postponed, scratch_beside
-
-CORPUS_FILE: Final = "corpus.json"
-"""What makes a folder a corpus."""
 
 _SIDE_BY_SIDE: Final = 16
 """Files that are read at once: each waits for its answer."""
@@ -139,6 +137,8 @@ def is_corpus(where: str | Path) -> bool:
             return (Path(where) / CORPUS_FILE).is_file()
         except PermissionError as error:
             raise NoPermissionError(Path(where)) from error
+        except OSError:  # a name that is too long, as a rule: nothing is called so
+            return False
     return bool(place_at(where).read([CORPUS_FILE]))
 
 
@@ -204,7 +204,7 @@ class LocalPlace:
         """List all files with their sizes; hidden ones are under construction."""
         found = {}
         with self._explained():
-            for folder, folders, files in os.walk(self.folder):
+            for folder, folders, files in os.walk(self.folder, onerror=_raised):
                 folders[:] = [each for each in folders if not each.startswith(".")]
                 for name in files:
                     file = Path(folder, name)
@@ -236,6 +236,12 @@ class LocalPlace:
             raise
         except OSError as error:
             raise CorpusPlaceError(self.address, error.strerror or str(error)) from error
+
+
+def _raised(error: OSError) -> None:
+    """Stop at a folder that cannot be listed: its files would be taken for missing."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
 
 
 class RemotePlace:

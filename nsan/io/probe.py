@@ -31,6 +31,10 @@ _SNAPSHOT: Final = (
     "A memory snapshot of PyTorch is read by `nsan allocator FILE`, and with the trace of its run by "
     "`nsan allocator TRACE --snapshot FILE`."
 )
+_ONE_OF_MANY: Final = (
+    "`nsan summary` and `nsan report` read a corpus; any other command reads one report: name its file. In "
+    "Python: nsan.open_corpus(FOLDER).trace(RUN, RANK)."
+)
 _PICKLE_MAGIC: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _OTHER_MAGIC: Final = {
     b"PK\x03\x04": ("a zip archive", "Unpack it first."),
@@ -41,6 +45,9 @@ REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep")
 STREAM_SUFFIX: Final = ".qdstrm"
 CAPTURE_SUFFIXES: Final = (*REPORT_SUFFIXES, STREAM_SUFFIX, ".sqlite")
 """Names of captures by which a folder of reports is known."""
+
+CORPUS_FILE: Final = "corpus.json"
+"""What makes a folder a corpus of many reports."""
 
 _REPORT_MAGIC: Final = b"NVIDIA Tegra Profiler Report"
 _STREAM_MAGIC: Final = b"Nsight Systems Stream"
@@ -167,6 +174,8 @@ def _identify_folder(path: Path) -> Kind:
         raise NoPermissionError(path) from error
     if any(table.startswith(_TABLE_MARKS) for table in tables):
         return "tables"
+    if (path / CORPUS_FILE).is_file() and (path / "reports").is_dir():
+        raise NotAnExportError(path, "a corpus of many reports", _ONE_OF_MANY)
     raise NotAStoreError(path)
 
 

@@ -47,8 +47,10 @@ _MEANT: Final = {
     ),
     "What stands out": (
         "is judged against ranks of the same run and program, and runs of the same program and size, by median and "
-        "median absolute deviation (MAD). The bound is larger the fewer they are: chance alone would name one in a "
-        "hundred groups. Under 20 % beside the median, or 1 % of the duration, nothing is named."
+        "median absolute deviation (MAD), on a linear and a logarithmic scale. The bound is larger the fewer they are; of "
+        "normal or lognormal times chance alone would name one in a hundred groups at most, of times with heavier tails "
+        "more. What is named is also at least twice as far from the median as all others, 20 % beside it, and by 1 % of "
+        "the duration. Of three to five little is certain: even twice the median is mostly not named."
     ),
     "Clocks": "of different machines are not aligned: durations are compared, times of day are not.",
     "Kinds": "counts and bytes are recorded, sums of rows; times, shares and medians are derived from them.",

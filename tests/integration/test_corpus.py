@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from nsan.errors import UnknownNameError, UsageError
 from nsan.fleet.importing import import_fleet
 from nsan.schema import TABLES
 
+GUIDE = Path(__file__).parents[2] / "docs" / "fleet.md"
 NAMES = ("mon/rank0.sqlite", "mon/rank1.sqlite", "tue b=%/rank0.sqlite", "tue b=%/plain.sqlite")
-RUNS = (("mon", 0), ("mon", 1), ("tue b=%", 0), ("tue b=%/plain", None))
+RUNS = (("nights/mon", 0), ("nights/mon", 1), ("nights/tue b=%", 0), ("nights/tue b=%/plain", None))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +117,7 @@ def test_a_report_that_is_not_there_is_refused_with_those_that_are(corpus):
     with pytest.raises(UnknownNameError, match="mon"):
         corpus.trace("wed", 0)
     with pytest.raises(UnknownNameError, match=r"0 \(nights/mon/rank0.sqlite\)"):
-        corpus.trace("mon", 7)
+        corpus.trace("nights/mon", 7)
 
 
 def spoil(folder, but):
@@ -131,10 +133,10 @@ def spoil(folder, but):
 @pytest.mark.parametrize(
     ("keep", "but", "seed"),
     [
-        (pl.col("run") == "tue b=%", "run=tue%20b%3D%25/", 2),
-        ((pl.col("rank") == 1) & (pl.col("bytes") > 0), "run=mon/rank=1/", 1),
+        (pl.col("run") == "nights/tue b=%", "run=nights%2Ftue%20b%3D%25/", 2),
+        ((pl.col("rank") == 1) & (pl.col("bytes") > 0), "run=nights%2Fmon/rank=1/", 1),
         (pl.col("rank").is_null(), "rank=__HIVE", 3),
-        (pl.col("run").is_in(["mon"]) & (pl.col("rank") < 1), "run=mon/rank=0/", 0),
+        (pl.col("run").is_in(["nights/mon"]) & (pl.col("rank") < 1), "run=nights%2Fmon/rank=0/", 0),
     ],
 )
 def test_a_filter_opens_no_file_of_other_reports(corpus_folder, keep, but, seed):
@@ -152,7 +154,7 @@ def test_a_filter_fetches_no_part_of_other_reports(made, monkeypatch):
     )
     corpus = nsan.open_corpus(made[1][1])
     fetched.clear()
-    keep = (pl.col("run") == "mon") & (pl.col("bytes") > 4096) & (pl.col("rank") >= 0)
+    keep = (pl.col("run") == "nights/mon") & (pl.col("bytes") > 4096) & (pl.col("rank") >= 0)
     found = corpus.migrations.filter(keep).collect()
     assert found["rank"].to_list() == [1, 1, 1]
     assert len(fetched) == 2
@@ -187,20 +189,50 @@ def test_pyarrow_and_pandas_read_a_table_as_it_is(corpus_folder, inputs):
         corpus_folder / "migrations",
         partitioning=pa.dataset.partitioning(partitions, flavor="hive"),
     )
-    table = rows.to_table(filter=pa.dataset.field("run") == "tue b=%").to_pandas()
+    table = rows.to_table(filter=pa.dataset.field("run") == "nights/tue b=%").to_pandas()
     assert table["bytes"].tolist() == [3 * 4096] * 3
     assert set(table["direction"]) == {"htod"}
     everything = rows.to_table().to_pandas()
     found = everything.groupby(["run", "rank"], dropna=False)["bytes"].sum()
     assert len(found) == 4
-    assert found["mon", 1] == x.ask(inputs["mon", 1], f"SELECT sum(bytes) FROM {x.MEMCPY}")[0][0]
+    assert (
+        found["nights/mon", 1]
+        == x.ask(inputs["nights/mon", 1], f"SELECT sum(bytes) FROM {x.MEMCPY}")[0][0]
+    )
+
+
+def test_pandas_reads_a_table_as_the_guide_says(corpus_folder, inputs):
+    import pandas as pd
+
+    code = re.findall(r"```py\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    code = next(each for each in code if "import pandas" in each)
+    code = code.replace("fleet/migrations", f"{corpus_folder}/migrations")
+    names = {}
+    exec(code.replace("nights/monday", "nights/mon"), names)
+    rows = names["rows"]
+    assert isinstance(rows, pd.DataFrame)
+    found = {rank: of["bytes"].sum() for rank, of in rows.groupby("rank")}
+    query = f"SELECT sum(bytes) FROM {x.MEMCPY}"
+    assert found == {rank: x.ask(inputs["nights/mon", rank], query)[0][0] for rank in (0, 1)}
 
 
 # What is not whole
 
 
+def test_a_damaged_part_that_is_fetched_says_which(made, inputs):
+    import fsspec
+
+    address = f"{made[1][1]}-damaged"
+    import_fleet([next(iter(inputs.values())).parents[1]], address)
+    system = fsspec.filesystem("memory")
+    name = next(n for n in system.find(address.removeprefix("memory:/")) if "/migrations/" in n)
+    system.pipe_file(name, bytes(system.size(name)))
+    with pytest.raises(BrokenCorpusError, match=r"migrations/run=.*is damaged(.|\n)*nsan import"):
+        nsan.open_corpus(address).migrations.collect()
+
+
 def test_parts_that_no_report_lists_are_not_read(corpus_folder):
-    part = next((corpus_folder / "migrations" / "run=mon" / "rank=1").glob("*.parquet"))
+    part = next((corpus_folder / "migrations" / "run=nights%2Fmon" / "rank=1").glob("*.parquet"))
     part.with_name("aaaaaaaaaaaa-00000000-00000.parquet").write_bytes(part.read_bytes())
     assert nsan.open_corpus(corpus_folder).migrations.collect().height == 12
 
@@ -239,10 +271,10 @@ def test_reports_of_one_run_and_rank_are_told_apart_by_their_source(tmp_path):
     corpus = nsan.open_corpus(tmp_path / "fleet")
     sums = corpus.migrations.group_by("run", "rank", "source").agg(pl.col("bytes").sum())
     assert sorted(sums.collect().rows()) == [
-        ("017", 0, "n/017/node1/rank0.sqlite", 3 * 2 * 4096),
-        ("017", 0, "n/017/rank0.sqlite", 3 * 4096),
+        ("n/017", 0, "n/017/node1/rank0.sqlite", 3 * 2 * 4096),
+        ("n/017", 0, "n/017/rank0.sqlite", 3 * 4096),
     ]
     with pytest.raises(UsageError, match="2 reports of rank 0: give source="):
-        corpus.trace("017", 0)
-    one = corpus.trace("017", 0, source="n/017/rank0.sqlite")
+        corpus.trace("n/017", 0)
+    one = corpus.trace("n/017", 0, source="n/017/rank0.sqlite")
     assert one.migrations.collect()["bytes"].to_list() == [4096] * 3

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import exports as x
 import fleets
@@ -17,11 +21,12 @@ from conftest import SOAK
 
 import nsan
 from nsan.cli import main
+from nsan.corpus_errors import BrokenCorpusError, NotACorpusError, UnseenCorpusError
 from nsan.errors import ExtraMissingError, PlaceTakenError, UsageError
 from nsan.fleet.finding import reports_in
 from nsan.fleet.gathering import How, gather
 from nsan.fleet.importing import Options, import_fleet
-from nsan.fleet.task import gather_task, perform
+from nsan.fleet.task import failed, gather_task, perform
 
 NAMES = [f"night{n // 2}/rank{n % 2}.sqlite" for n in range(4)]
 
@@ -37,7 +42,7 @@ def reports(place):
     return nsan.open_corpus(place).reports.select("run", "rank").rows()
 
 
-ALL = [(f"night{n // 2}", n % 2) for n in range(4)]
+ALL = [(f"nights/night{n // 2}", n % 2) for n in range(4)]
 
 
 # What a corpus is made of
@@ -53,9 +58,9 @@ def test_several_reports_need_a_place_and_a_list_shows_what_they_are(nights, cap
     assert main(["import", str(nights), "--list"]) == 0
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    assert ["night0", "1", "word in the name", "nights/night0/rank1.sqlite"] in cells
+    assert ["nights/night0", "1", "word in the name", "nights/night0/rank1.sqlite"] in cells
     says = "recorded (its name says: 8)"
-    assert ["night1/x", "5", says, "nights/night1/x_8.sqlite"] in cells
+    assert ["nights/night1/x", "5", says, "nights/night1/x_8.sqlite"] in cells
     assert not [*nights.rglob("*.parquet")]
 
 
@@ -93,7 +98,7 @@ def test_one_process_and_many_make_the_same_files(nights, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
     assert fleets.contents(tmp_path / "one") == fleets.contents(tmp_path / "two")
     corpus = nsan.open_corpus(tmp_path / "one")
-    assert [(f.run, f.rank) for f in corpus.failures] == [("night1", 1)]
+    assert [(f.run, f.rank) for f in corpus.failures] == [("nights/night1", 1)]
     assert "is damaged" in corpus.failures[0].reason
     assert corpus.reports.height == 3
 
@@ -187,7 +192,7 @@ def test_parts_without_their_document_are_made_again(nights, tmp_path):
     import_fleet([nights], fleet)
     before = fleets.contents(fleet)
     next(iter(sorted(fleet.glob("reports/*.json")))).unlink()
-    next((fleet / "kernels" / "run=night1").rglob("*.parquet")).write_bytes(b"half")
+    next((fleet / "kernels" / "run=nights%2Fnight1").rglob("*.parquet")).write_bytes(b"half")
     done = import_fleet([nights], fleet)
     assert 1 <= done.n_made <= 2
     assert fleets.contents(fleet) == before
@@ -250,6 +255,121 @@ def test_reports_that_are_gone_are_kept_until_they_are_pruned(nights, tmp_path, 
     assert not stray.parent.exists()
     listed = sum(1 for name in fleets.contents(fleet) if name.endswith(".parquet"))
     assert listed == sum(len(record.files) for record in nsan.open_corpus(fleet)._records)
+
+
+def test_reports_of_another_folder_of_the_same_name_are_never_pruned(tmp_path, capsys):
+    fleet = tmp_path / "fleet"
+    fleets.write(tmp_path / "one" / "night", ["rank0.sqlite", "rank1.sqlite"])
+    fleets.write(tmp_path / "two" / "night", ["rank2.sqlite", "rank3.sqlite"])
+    import_fleet([tmp_path / "one" / "night"], fleet)
+    assert main(["import", str(tmp_path / "two" / "night"), "-o", str(fleet), "--prune"]) == 0
+    said = capsys.readouterr().err
+    assert "removed" not in said
+    assert "no longer" not in said
+    assert reports(fleet) == [("night", n) for n in range(4)]
+    # One that is gone from its own folder is, and files that were named alone say nothing of the others.
+    (tmp_path / "one" / "night" / "rank1.sqlite").unlink()
+    one = str(tmp_path / "one" / "night" / "rank0.sqlite")
+    assert main(["import", one, one, "-o", str(fleet), "--prune"]) == 0
+    assert len(reports(fleet)) == 4
+    done = import_fleet([tmp_path / "one" / "night"], fleet, options=Options(prune=True))
+    assert done.removed == ["night/rank1.sqlite"]
+    assert reports(fleet) == [("night", n) for n in (0, 2, 3)]
+
+
+def test_reports_of_a_folder_that_was_moved_are_pruned_where_it_is_now(tmp_path):
+    fleet = tmp_path / "fleet"
+    fleets.write(tmp_path / "a" / "night", ["rank0.sqlite", "rank1.sqlite"])
+    import_fleet([tmp_path / "a" / "night"], fleet)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "night").rename(tmp_path / "b" / "night")
+    assert import_fleet([tmp_path / "b" / "night"], fleet).n_kept == 2
+    (tmp_path / "b" / "night" / "rank1.sqlite").unlink()
+    done = import_fleet([tmp_path / "b" / "night"], fleet, options=Options(prune=True))
+    assert done.removed == ["night/rank1.sqlite"]
+    # It is the same folder, so that a report that changes there replaces what it was.
+    (tmp_path / "b" / "night" / "rank0.sqlite").unlink()
+    fleets.report(7).write(tmp_path / "b" / "night" / "rank0.sqlite")
+    assert import_fleet([tmp_path / "b" / "night"], fleet).failures == []
+
+
+def test_a_report_is_of_the_same_run_whatever_is_imported_with_it(tmp_path):
+    for night in ("one", "two"):
+        fleets.write(tmp_path / night, ["deep/rank0.sqlite"])
+    apart, together = tmp_path / "apart", tmp_path / "together"
+    for night in ("one", "two"):
+        import_fleet([tmp_path / night], apart)
+    import_fleet([tmp_path / "one", tmp_path / "two"], together)
+    assert reports(apart) == reports(together) == [("one/deep", 0), ("two/deep", 0)]
+    assert import_fleet([tmp_path / "one", tmp_path / "two"], apart).n_kept == 2
+
+
+@contextlib.contextmanager
+def another_user():
+    """Be somebody to whom a folder may be closed."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def closed():
+    """A folder of two nights that everybody may look at, and the second of them nobody."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "n"
+        fleets.write(base, ["night0/rank0.sqlite", "night1/rank0.sqlite"])
+        # Modules that are imported late would be read as the other user, who may not.
+        assert main(["import", str(base), "--list"]) == 0
+        assert main(["import", str(base), "-o", str(Path(folder) / "warm")]) == 0
+        assert main(["summary", str(base)]) == 0
+        for each in (base.parent, base, base / "night0"):
+            each.chmod(0o755)
+        (base / "night0" / "rank0.sqlite").chmod(0o644)
+        yield base
+        (base / "night1").chmod(0o755)
+
+
+def test_a_folder_that_may_not_be_read_is_named_and_the_others_are_read(
+    closed, capsys, monkeypatch
+):
+    fleet = closed.parent / "fleet"
+    import_fleet([closed], fleet)
+    monkeypatch.setenv("NSAN_CACHE_DIR", str(closed.parent / "cache"))
+    closed.parent.chmod(0o777)  # another user writes here
+    for path in [fleet, *fleet.rglob("*")]:
+        path.chmod(0o777)
+    (closed / "night1").chmod(0o000)
+    with another_user():
+        assert main(["import", str(closed), "-o", str(fleet), "--prune"]) == 1
+        err = capsys.readouterr().err
+        found = gather([closed])
+        assert main(["import", str(closed), "--list"]) == 1
+        assert "n/night1 is not looked through" in capsys.readouterr().err
+    says = "n/night1 is not in the corpus: you may not read this folder"
+    assert says in err
+    assert "removed" not in err
+    assert "no longer" not in err
+    # Nobody knows that its report is gone.
+    assert reports(fleet) == [("n/night0", 0), ("n/night1", 0)]
+    assert [failure.source for failure in nsan.open_corpus(fleet).failures] == ["n/night1"]
+    assert [member.source for member in found.members] == ["n/night0/rank0.sqlite"]
+    assert [failure.source for failure in found.failures] == ["n/night1"]
+    (closed / "night1").chmod(0o755)
+    assert import_fleet([closed], fleet).failures == []
+    assert nsan.open_corpus(fleet).failures == ()
+
+
+def test_the_folder_that_was_given_has_to_be_readable(closed, capsys):
+    closed.chmod(0o000)
+    with another_user():
+        assert main(["import", str(closed), "-o", str(closed.parent / "fleet")]) == 1
+    closed.chmod(0o755)
+    assert "you may not read this folder" in capsys.readouterr().err
 
 
 def test_another_report_of_the_same_name_does_not_take_a_place(tmp_path):
@@ -333,8 +453,12 @@ def test_a_report_that_ends_its_worker_each_time_is_named(nights, tmp_path):
     assert reports(tmp_path / "fleet") == ALL[1:]
 
 
-def test_workers_that_see_no_corpus_say_so(nights):
-    assert main(["import", str(nights), "-o", "memory://here/only", "--workers", "2"]) == 1
+def test_workers_that_see_no_corpus_say_so(nights, capsys):
+    with pytest.raises(UnseenCorpusError, match="does not see the corpus memory://here/only"):
+        import_fleet([nights], "memory://here/only", how=How(workers=2))
+    # What ends with the command is no place for what the command makes.
+    assert main(["import", str(nights), "-o", "memory://here/only"]) == 2
+    assert "memory://here/only is in the memory of this process" in capsys.readouterr().err
 
 
 def test_workers_here_and_a_cluster_do_not_go_together(nights, capsys):
@@ -382,10 +506,114 @@ def test_stores_are_reports_too(nights, tmp_path):
     done = import_fleet([tmp_path / "stores"], tmp_path / "fleet")
     assert done.n_made == 2
     assert import_fleet([tmp_path / "stores"], tmp_path / "fleet").n_kept == 2
-    assert reports(tmp_path / "fleet") == ALL[:2]
+    assert reports(tmp_path / "fleet") == [("stores/night0", n) for n in range(2)]
     assert (
         nsan.open_trace(tmp_path / "stores" / "night0" / "rank0").migrations.collect().height == 3
     )
+
+
+def test_a_store_and_its_capture_are_one_report(nights):
+    nsan.import_trace(nights / NAMES[0], nights / "night0" / "made-before")
+    nsan.import_trace(nights / NAMES[1], nights / "stores" / "other")
+    assert [found.source for found in reports_in([nights])] == [f"nights/{name}" for name in NAMES]
+    # Without the capture it is what there is.
+    (nights / NAMES[0]).unlink()
+    assert "nights/night0/made-before" in [found.source for found in reports_in([nights])]
+
+
+def test_one_file_that_is_there_twice_is_named(nights, tmp_path, capsys):
+    (nights / "copy").mkdir()
+    shutil.copy2(nights / NAMES[1], nights / "copy" / "rank1.sqlite")
+    assert main(["import", str(nights), "-o", str(tmp_path / "fleet")]) == 0
+    says = "the same file: nights/copy/rank1.sqlite, nights/night0/rank1.sqlite"
+    assert says in capsys.readouterr().err
+    assert gather([nights]).twice == (says.removeprefix("the same file: "),)
+
+
+def test_what_makes_a_folder_a_corpus_is_written_again(nights, tmp_path):
+    fleet = tmp_path / "fleet"
+    import_fleet([nights], fleet)
+    before = fleets.contents(fleet)
+    for spoil in (lambda file: file.write_text("{"), lambda file: file.unlink()):
+        spoil(fleet / "corpus.json")
+        with pytest.raises((BrokenCorpusError, NotACorpusError)):
+            nsan.open_corpus(fleet)
+        assert import_fleet([nights], fleet).n_kept == 4
+        assert fleets.contents(fleet) == before
+    # A damaged file of that name alone makes none.
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "corpus.json").write_text("{")
+    with pytest.raises(BrokenCorpusError):
+        import_fleet([nights], tmp_path / "thesis")
+
+
+def test_why_a_report_failed_names_no_folder_with_blanks(tmp_path):
+    home = tmp_path / "alice smith" / "my runs"
+    fleets.write(home, ["rank0.sqlite", "rank1.sqlite"])
+    task = gather_task(reports_in([home])[0])
+    for reason in (
+        f"{home}/rank0.sqlite: it is gone",
+        f"cannot write to {home}: full",
+        f"'{home.parent}/my other runs/x' and {home}",
+        f"{tempfile.gettempdir()}/a/b/c.sqlite",
+    ):
+        said = failed(task, reason)["reason"]
+        assert "alice" not in said, said
+        assert str(tmp_path) not in said, said
+    assert failed(task, f"{home}/rank0.sqlite: gone")["reason"] == "rank0.sqlite: gone"
+    assert "n/a and 1/2" in failed(task, "n/a and 1/2")["reason"]
+    # A name may be any bytes; JSON, tables and pages hold text.
+    assert failed(task, "x\udcff is damaged")["reason"] == r"x\xff is damaged"
+
+
+def test_names_that_are_no_text_stay_apart_and_can_be_kept(tmp_path):
+    folder = tmp_path / "n"
+    for byte in (b"\xff", b"\xfe"):
+        place = os.fsdecode(os.fsencode(folder) + b"/x" + byte)
+        fleets.write(Path(place), ["rank0.sqlite"])
+    fleets.write(folder, ["y/rank0.sqlite"])
+    fleets.poison(Path(place) / "rank0.sqlite")
+    assert main(["import", str(folder), "-o", str(tmp_path / "fleet")]) == 1
+    corpus = nsan.open_corpus(tmp_path / "fleet")
+    assert corpus.reports["run"].to_list() == [r"n/x\xff", "n/y"]
+    assert [failure.run for failure in corpus.failures] == [r"n/x\xfe"]
+    assert corpus.migrations.filter(run=r"n/x\xff").collect().height == 3
+    assert [member.run for member in gather([folder], how=How(workers=1)).members] == [
+        r"n/x\xff",
+        "n/y",
+    ]
+
+
+# Ways out
+
+
+def test_a_corpus_says_what_reads_it(nights, tmp_path, capsys):
+    fleet = tmp_path / "fleet"
+    import_fleet([nights], fleet)
+    assert main(["migrations", str(fleet)]) == 1
+    assert "is a corpus of many reports" in capsys.readouterr().err
+    assert main(["migrations", str(nights)]) == 1
+    assert "read together by `nsan summary`" in capsys.readouterr().err
+    for option in (["--workers", "2"], ["--dask", "tcp://h:1"], ["--rank-pattern", "(?P<rank>1)"]):
+        assert main(["summary", str(fleet), *option]) == 2
+        assert f"{option[0]} does nothing for a corpus" in capsys.readouterr().err
+    assert main(["summary", str(fleet), str(nights)]) == 2
+    assert "nsan import FOLDER FOLDER -o CORPUS" in capsys.readouterr().err
+
+
+def test_a_url_is_named_as_it_was_given_and_a_local_one_is_read(nights, capsys):
+    assert main(["summary", "memory://no/such"]) == 1
+    assert "memory://no/such holds no corpus" in capsys.readouterr().err
+    assert main(["import", f"file://{nights}", "--list"]) == 0
+    assert "nights/night1/rank1.sqlite" in capsys.readouterr().out
+
+
+def test_a_name_that_is_too_long_is_said_to_name_nothing(tmp_path, nights, capsys):
+    long = "L" * 300
+    assert main(["summary", str(tmp_path / long)]) == 1
+    assert "no such file or folder" in capsys.readouterr().err
+    assert main(["import", str(nights), "-o", str(tmp_path / long)]) == 1
+    assert "cannot be used for a corpus" in capsys.readouterr().err
 
 
 # Without a corpus

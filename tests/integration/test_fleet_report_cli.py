@@ -65,7 +65,8 @@ def test_a_folder_of_reports_becomes_one_page(nights, tmp_path, monkeypatch, cap
     assert "night1/rank4.sqlite" in said.err
     page = (tmp_path / "fleet.html").read_text()
     assert len(page.encode()) < 3_000_000
-    assert "rank 2 of night2: UM at work for 90.000 ms, 9 times the median of 4 ranks" in page
+    outlier = r"rank 2 of n.{0,60}/night2: UM at work for 90\.000 ms, 9 times the median of 4 ranks"
+    assert re.search(outlier, page)
     assert re.search(r"night1/rank4\.sqlite: .*damaged", page)
     assert page.count("<figure") == 3
     assert str(nights.parent) not in page

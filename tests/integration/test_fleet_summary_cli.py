@@ -22,19 +22,20 @@ BUSY = (20, 21, 22, 23, 24, 25)
 def made(tmp_path_factory):
     """Two nights of six ranks; in the second one rank copies ten times as long, and one report is damaged."""
     folder = tmp_path_factory.mktemp("made") / "nights"
-    for night in ("night1", "night2"):
+    for at, night in enumerate(("night1", "night2")):
         (folder / night).mkdir(parents=True)
         for rank, busy in enumerate(BUSY):
             long = 10 if (night, rank) == ("night2", 3) else 1
-            write(folder / night / f"rank{rank}.sqlite", busy * long)
+            # Files that are alike to the byte would be named as copies of one report.
+            write(folder / night / f"rank{rank}.sqlite", busy * long, kernel_at=at)
     (folder / "night2" / "rank6.sqlite").write_bytes(b"SQLite format 3\0" + bytes(5000))
     return folder
 
 
-def write(path, busy_ms, **more):
+def write(path, busy_ms, *, kernel_at=0, **more):
     """Write a report whose migrations are in flight for so long."""
     export = x.Export().add(x.MEMCPY, x.migration(0, busy_ms * MS, x.MIB * busy_ms, **more))
-    export.add(x.KERNEL, x.kernel(0, 500 * MS)).write(path)
+    export.add(x.KERNEL, x.kernel(kernel_at, 500 * MS)).write(path)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_a_folder_of_reports_is_one_answer_and_a_damaged_one_is_named(made, type
     assert said.startswith("nights: 12 reports of 2 runs, 1 more report failed\n")
     # Of 20, 21, 22, 230, 24, 25 ms the median is 23 ms, and the MAD of 3, 2, 1, 207, 1, 2 is 2 ms.
     assert (
-        "rank 3 of night2: UM at work for 230.000 ms, 10 times the median of 6 ranks (23.000 ms), 104 MADs above"
+        "rank 3 of nights/night2: UM at work for 230.000 ms, 10 times the median of 6 ranks (23.000 ms), 104 MADs above"
         in said
     )
     assert "nights/night2/rank6.sqlite: " in said
@@ -89,7 +90,10 @@ def test_the_totals_are_those_of_the_rows(made, typed):
 def test_csv_and_parquet_have_a_row_for_each_report(made, typed, tmp_path):
     said = typed("summary", made, "--format", "csv", "-q", status=1).out
     rows = list(csv.DictReader(io.StringIO(said)))
-    assert [(row["run"], row["rank"]) for row in rows][:2] == [("night1", "0"), ("night1", "1")]
+    assert [(row["run"], row["rank"]) for row in rows][:2] == [
+        ("nights/night1", "0"),
+        ("nights/night1", "1"),
+    ]
     assert len(rows) == 12
     place = tmp_path / "fleet.parquet"
     typed("summary", made, "--format", "parquet", "-o", place, "-q", status=1)

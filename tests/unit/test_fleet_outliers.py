@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import polars as pl
 import pytest
@@ -10,8 +12,9 @@ from fleet_members import MS, frame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsan.analysis.fleet.outlying import BOUNDS, bound, outlying
-from nsan.analysis.fleet.peers import rank_outliers, run_outliers, stragglers
+from nsan.analysis.fleet.bounds import BOUNDS, bound
+from nsan.analysis.fleet.outlying import outlying
+from nsan.analysis.fleet.peers import judged_groups, rank_outliers, run_outliers, stragglers
 from nsan.analysis.fleet.views import bars, causes_of
 
 
@@ -31,7 +34,11 @@ def test_the_rank_with_most_um_time_stands_out_with_its_distance():
     assert row["excess_ns"] == 246.5 * MS
     assert row["times_median"] == pytest.approx(350 / 103.5)
     assert row["mads"] == pytest.approx(246.5 / 2)
-    assert row["score"] == pytest.approx(246.5 / (1.4826 * 2))
+    # A hundredth of the duration of 1 s, 10 ms, is added on the logarithmic scale, where it is nearer. There the
+    # distances of 102 and 106 ms are the two in the middle.
+    near = (np.log(113.5 / 112) + np.log(116 / 113.5)) / 2
+    assert row["score"] == pytest.approx(np.log(360 / 113.5) / (1.4826 * near))
+    assert row["score"] < 246.5 / (1.4826 * 2)
     assert row["bound"] == 8.0
 
 
@@ -57,7 +64,8 @@ def test_a_small_fleet_does_not_cry_wolf(values):
 
 def test_of_two_ranks_none_is_judged_however_far_they_are_apart():
     found = outlying(
-        frame([1, 900]).with_columns(value_ns="migrations_busy_ns"), by=("run", "program")
+        frame([1, 900]).with_columns(value_ns="migrations_busy_ns", n_figures=pl.lit(1)),
+        by=("run", "program"),
     )
     assert found["is_outlier"].to_list() == [None, None]
 
@@ -88,23 +96,23 @@ def test_the_union_of_both_times_is_judged_only_where_all_have_it():
 
 
 def test_a_difference_below_a_hundredth_of_the_duration_is_not_worth_a_word():
-    values = [1.0, 1.1, 1.2, 1.0, 1.1, 1.2, 1.1]
-    assert rank_outliers(frame([*values, 10.9], durations=[1000] * 8)).is_empty()
-    assert named(rank_outliers(frame([*values, 11.2], durations=[1000] * 8))) == [7]
+    values = [1.0, 1.1, 1.2, 1.0, 1.1, 1.2, 1.1] * 5
+    assert rank_outliers(frame([*values, 10.9], durations=[1000] * 36)).is_empty()
+    assert named(rank_outliers(frame([*values, 11.2], durations=[1000] * 36))) == [35]
 
 
 def test_where_durations_are_not_known_a_millisecond_is_the_least():
-    unknown = [None] * 8
-    assert rank_outliers(frame([0] * 7 + [0.9], durations=unknown)).is_empty()
-    assert named(rank_outliers(frame([0] * 7 + [1.1], durations=unknown))) == [7]
+    unknown = [None] * 32
+    assert rank_outliers(frame([0] * 31 + [0.9], durations=unknown)).is_empty()
+    assert named(rank_outliers(frame([0] * 31 + [1.1], durations=unknown))) == [31]
 
 
 def test_beside_ranks_without_um_time_one_with_some_stands_out_without_a_ratio():
     (row,) = rank_outliers(frame([0, 0, 0, 0, 0, 500])).to_dicts()
     assert (row["median_ns"], row["mad_ns"]) == (0, 0)
     assert (row["times_median"], row["mads"]) == (None, None)
-    # A tenth of a hundredth of the duration of 1 s is the least spread.
-    assert row["score"] == pytest.approx(500)
+    # A hundredth of the duration of 1 s is added, and a tenth of that is the least spread: 1 ms beside 10 ms.
+    assert row["score"] == pytest.approx(np.log(510 / 10) / 0.1)
 
 
 def test_a_value_that_is_not_known_is_neither_judged_nor_counted():
@@ -162,20 +170,111 @@ def test_what_stands_out_does_not_hang_on_the_order_or_on_the_unit(values, facto
 def test_among_ranks_that_vary_by_chance_one_group_in_a_hundred_has_an_outlier():
     """The bounds are those of a simulation; here it runs again, with other numbers."""
     rng, n_groups = np.random.default_rng(7), 20_000 if SOAK else 2000
-    for size in (3, 4, 5, 6, 7, 8, 9, 16, 64):
+    for size, n_figures in itertools.product((3, 4, 5, 6, 7, 8, 9, 16, 64), (1, 2)):
         values = rng.standard_normal((n_groups, size))
         far = np.abs(values - np.median(values, axis=1, keepdims=True))
         score = far.max(axis=1) / (1.4826 * np.median(far, axis=1))
-        share = (score > bound(size)).mean()
-        # 1 %, by four standard deviations of so many groups; below 1 % where a bound is rounded up.
-        assert share <= 0.01 + 4 * (0.01 * 0.99 / n_groups) ** 0.5, size
+        share, meant = (score > bound(size, n_figures)).mean(), 0.01 / n_figures
+        # By four standard deviations of so many groups; below it where a bound is rounded up.
+        assert share <= meant + 4 * (meant / n_groups) ** 0.5, (size, n_figures)
+
+
+def named_of_runs(values):
+    """Say in what part of runs somebody is named; a run per row, durations of 1 s."""
+    runs, size = values.shape
+    rows = pl.DataFrame(
+        {
+            "run": np.repeat(np.arange(runs), size),
+            "value_ns": np.maximum(values, 0).ravel().astype(np.int64),
+        }
+    ).with_columns(duration_ns=pl.lit(1000 * MS), n_figures=pl.lit(1))
+    return outlying(rows, by=["run"]).filter("is_outlier")["run"].n_unique() / runs
+
+
+SKEWED = {
+    "lognormal": lambda rng, size: 200 * MS * np.exp(rng.normal(0, 0.6, size)),
+    "exponential": lambda rng, size: rng.exponential(200 * MS, size),
+    "gamma": lambda rng, size: rng.gamma(2, 100 * MS, size),
+    "uniform": lambda rng, size: rng.uniform(100 * MS, 900 * MS, size),
+}
+
+
+@pytest.mark.parametrize("times", SKEWED.values(), ids=SKEWED)
+@pytest.mark.parametrize("size", [3, 4, 8, 16, 64, 1000])
+def test_skewed_times_do_not_cry_wolf_either(times, size):
+    n_runs = (20_000 if SOAK else 1000) * 8 // max(8, size) + 50
+    rng = np.random.default_rng(11)
+    meant = 0.01
+    assert named_of_runs(times(rng, (n_runs, size))) <= meant + 4 * (meant / n_runs) ** 0.5
+
+
+def test_of_a_heavy_tail_with_many_ranks_few_runs_have_somebody_named():
+    """Student's t with three degrees of freedom: one of a thousand is far out in every run."""
+    rng = np.random.default_rng(12)
+    times = 500 * MS + 50 * MS * rng.standard_t(3, (60, 1000))
+    assert named_of_runs(times) <= 0.1
+
+
+def test_a_rank_twice_as_slow_is_found_among_eight_and_among_a_thousand():
+    rng = np.random.default_rng(13)
+    for n_runs, size in ((200, 8), (20, 1000)):
+        times = rng.normal(300 * MS, 15 * MS, (n_runs, size))
+        times[:, 0] *= 2
+        assert named_of_runs(times) > 0.85, size
+
+
+def test_what_stands_out_is_twice_as_far_from_the_median_as_all_others():
+    """Half of 101 are 99 and 101: the median is 100, the MAD 1, the logarithmic scale nearly the same."""
+    usual = [99.0, 101.0] * 50 + [100.0]
+    # Of 102 the median stays; 130 is 30 away from it, 116 more than half of that.
+    assert rank_outliers(frame([*usual, 116.0, 130.0])).is_empty()
+    assert named(rank_outliers(frame([*usual, 110.0, 130.0]))) == [102]
+
+
+def test_half_of_the_ranks_are_not_outliers_of_the_other_half():
+    assert rank_outliers(frame([100] * 4 + [300] * 4)).is_empty()
+    assert named(rank_outliers(frame([100] * 5 + [300] * 3))) == [5, 6, 7]
+
+
+def test_by_two_figures_a_rank_has_to_be_farther_for_each_may_name_somebody_by_chance():
+    (row,) = rank_outliers(frame([100, 101, 102, 350, 103, 104, 105, 106])).to_dicts()
+    both = frame([100, 101, 102, 350, 103, 104, 105, 106]).with_columns(
+        gpu_faults_busy_ns=pl.Series([100, 101, 102, 103, 103, 104, 105, 106]) * MS
+    )
+    (two,) = rank_outliers(both).to_dicts()
+    assert (row["bound"], two["bound"]) == (8.0, 9.8)
+    # A figure that is the same everywhere can name nobody.
+    same = frame([100, 101, 102, 350, 103, 104, 105, 106]).with_columns(
+        gpu_faults_busy_ns=pl.lit(0, pl.Int64)
+    )
+    assert rank_outliers(same)["bound"].to_list() == [8.0]
+
+
+def test_what_was_judged_counts_ranks_and_runs_and_leaves_out_what_was_not():
+    rows = [
+        frame([100, 101, 102, None], run="a"),
+        frame([5, 9], run="b"),
+        frame([7], run="c", program="q"),
+    ]
+    (group,) = judged_groups(pl.concat(rows)).to_dicts()
+    assert (group["scope"], group["run"], group["figure"]) == ("rank", "a", "migrations_busy_ns")
+    assert (group["n_peers"], group["n_beyond"], group["n_together"]) == (3, 0, 0)
+    assert (group["min_ns"], group["median_ns"], group["max_ns"]) == (100 * MS, 101 * MS, 102 * MS)
+    # 112.6 times 1.4826 MADs of 1 ms.
+    assert group["needed_ns"] == pytest.approx((101 + 112.6 * 1.4826) * MS)
+    wide = judged_groups(frame([1, 10**4, 10**8, 10**12], durations=[None] * 4))
+    assert wide["needed_ns"].to_list() == [None]
+    runs = judged_groups(nights([100, 101, 102, 103])).filter(scope="run").to_dicts()
+    assert [(row["n_peers"], row["size"]) for row in runs] == [(4, 3)]
 
 
 def test_a_bound_between_two_sizes_is_the_larger_one():
-    assert bound(14) == max(dict(BOUNDS)[13], dict(BOUNDS)[15])
+    one, two = ({row[0]: row[column] for row in BOUNDS} for column in (1, 2))
+    assert bound(14) == max(one[13], one[15])
     assert bound(300) == 4.4
-    assert bound(700) == dict(BOUNDS)[1024] > dict(BOUNDS)[512]
+    assert bound(700) == one[1024] > one[512]
     assert bound(10**6) == BOUNDS[-1][1]
+    assert bound(700, 2) == two[1024]
 
 
 # Runs ----------------------------------------------------------------------------------------------

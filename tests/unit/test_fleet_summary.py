@@ -11,7 +11,7 @@ from nsan.contract_fleet import FLEET_KEYS
 from nsan.contract_keys import keys_in
 from nsan.fleet.document import fleet_document, fleet_name
 from nsan.fleet.tables import rank_rows, utc
-from nsan.fleet.text import fleet_text
+from nsan.fleet.text import fleet_text, outlier_lines, straggler_lines
 
 EVIL = "</script><img src=x onerror=alert(1)>|`x`\x1b[31m\u202e\n# h"
 
@@ -174,7 +174,7 @@ def test_who_takes_longest_is_said_with_its_um_time_and_without_times_of_day():
     (row,) = fleet_document(members)["stragglers"]
     assert row["text"] == (
         "rank 2 of night took longest: 1.600 s, 590.000 ms beyond the median of 3 ranks; in it UM is at work "
-        "390.000 ms longer than in the median one."
+        "390.000 ms longer than in the median one (66% of that)."
     )
 
 
@@ -186,8 +186,133 @@ def test_an_outlier_by_a_figure_of_which_the_other_is_not_recorded_names_that_fi
 
 def test_ranks_that_took_about_as_long_may_have_waited_for_each_other():
     (row,) = fleet_document(run_of([100, 500]))["stragglers"]
-    assert row["text"].startswith("All 2 ranks took about as long as each other")
-    assert row["text"].endswith("(0.0% apart).")
+    assert row["text"] == (
+        "Both ranks took about as long as each other (0.0% apart), as where ranks wait for each other; then UM time, not "
+        "duration, shows who may hold the others up."
+    )
+
+
+def test_without_um_time_it_is_not_said_to_show_who_holds_the_others_up():
+    (none,) = fleet_document(run_of([0, 0, 0]))["stragglers"]
+    assert none["text"] == (
+        "All 3 ranks took about as long as each other (0.0% apart); none of them has UM time."
+    )
+    (unknown,) = fleet_document(run_of([9, 9], off=("migrations", "gpu_faults")))["stragglers"]
+    assert unknown["text"].endswith("(0.0% apart); UM time is not known of all of them.")
+    nights = [each for n in range(2) for each in run_of([0, 0], run=f"n{n}")]
+    (line,) = straggler_lines(fleet_document(nights))
+    assert line == "2 runs in which all took about as long as each other."
+
+
+def test_um_time_that_is_a_small_part_of_the_delay_is_not_given_as_its_reason():
+    members = [
+        member(rank=r, groups=moving(100 + (r == 2)), duration_ns=(1000 + 4000 * (r == 2)) * MS)
+        for r in range(5)
+    ]
+    (row,) = fleet_document(members)["stragglers"]
+    assert row["text"].endswith(
+        "4.000 s beyond the median of 5 ranks; UM time hardly tells why: in it UM is at work only 1.000 ms longer than in "
+        "the median one."
+    )
+
+
+# What was judged -----------------------------------------------------------------------------------
+
+
+def lines_of(*members, failures=()):
+    return outlier_lines(fleet_document(members, failures))
+
+
+def test_that_none_stands_out_is_said_of_as_many_as_were_judged():
+    runs = [each for n in range(2) for each in run_of([100, 101, 102, 103, 104, 105], run=f"n{n}")]
+    lacking = member("n0", 6, off=("migrations", "gpu_faults"))
+    alone = run_of([100, 900], run="n2")
+    first, *_ = lines_of(*runs, lacking, *alone)
+    assert first == "12 ranks of 2 runs judged by UM time: none stands out from its run."
+    (_, second, *_) = lines_of(
+        *runs, *(each for n in (3, 4) for each in run_of([99] * 6, run=f"n{n}"))
+    )
+    assert second == "4 runs judged against each other by UM time: none stands out."
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        (run_of([100, 300]), "here a run has 2 reports at most"),
+        (run_of([9] * 4, off=("migrations", "gpu_faults")), "no report has recorded migrations"),
+        ([member(rank=r, program=f"p{r}") for r in range(4)], "with the same program"),
+        ([member(f"n{r}", None, groups=moving(r)) for r in range(2)], "1 report at most"),
+    ],
+    ids=["two ranks", "not recorded", "other programs", "two nights"],
+)
+def test_where_nothing_could_be_judged_nobody_is_said_not_to_stand_out(members, why):
+    first, *_ = lines_of(*members)
+    assert first.startswith("Nothing could be judged: ")
+    assert why in first
+    assert not any("stands out from" in line for line in lines_of(*members))
+
+
+def test_of_three_to_five_ranks_the_value_is_said_that_would_be_named():
+    # Linear alone: the median 110 ms, MAD 10 ms, bound 112.6: 110 + 112.6 * 14.826 ms.
+    lines = lines_of(*run_of([100, 110, 190]))
+    (few,) = [line for line in lines if "beyond doubt" in line]
+    assert few == (
+        "Of 3 ranks only one far beyond doubt is named: here from 1.779 s on, where the median is 110.000 ms."
+    )
+    two = [each for n in range(2) for each in run_of([100, 110, 190 - n], run=f"n{n}")]
+    (few,) = [line for line in lines_of(*two) if "beyond doubt" in line]
+    assert few.endswith("here from 16.2 times the median on.")
+    assert not [line for line in lines_of(*run_of([100] * 6)) if "beyond doubt" in line]
+
+
+def test_a_fifth_of_the_ranks_is_a_group_and_said_in_one_sentence():
+    (line,) = lines_of(*run_of([100, 101, 102, 103, 104, 300, 310, 320]))
+    assert line.startswith(
+        "3 of 8 ranks of night are a group apart, with more UM time than the others (ranks 5, 6, 7): two groups rather than "
+        "outliers. The farthest is rank 7 of night: UM at work for 320.000 ms"
+    )
+    rows = fleet_document(run_of([100, 101, 102, 103, 104, 300, 310, 320]))["outliers"]
+    assert [row["rank"] for row in rows] == [7, 6, 5]
+
+
+def test_more_than_ten_ranks_are_a_group_however_many_others_there_are():
+    usual, slow = [100 + rank % 7 for rank in range(180)], [500 + rank for rank in range(20)]
+    (line,) = lines_of(*run_of([*usual, *slow]))
+    assert line.startswith("20 of 200 ranks of night are a group apart")
+    assert "ranks 180, 181, 182, 183, 184, 185, 186, 187 and 12 more" in line
+
+
+def test_times_that_spread_widely_are_said_to_and_nobody_is_named():
+    # From rank to rank 1.4 times as far from the median, without a gap: a long tail.
+    tail = [101 + round(2 * 1.4**step) for step in range(19)]
+    lines = lines_of(*run_of([100 + rank % 3 for rank in range(80)] + tail))
+    assert lines[0].startswith("99 ranks of 1 run judged by UM time: none stands out")
+    (wide,) = [line for line in lines if "spreads widely" in line]
+    assert "99 ranks of night spreads widely: 100.000 ms to 955.000 ms, median 101.000 ms." in wide
+
+
+def test_reports_of_the_same_rank_are_named_with_their_files():
+    members = [
+        member(rank=r, source=f"night/{k}/r{r}", groups=moving(100 + r + 700 * (k * r == 3)))
+        for k in range(2)
+        for r in range(4)
+    ]
+    out, note, *_ = lines_of(*members)
+    assert out.startswith("rank 3 of night (night/1/r3): UM at work for 803.000 ms")
+    assert "the median of 8 reports" in out
+    assert note == (
+        "4 ranks with several reports, as rank 0 of night (night/0/r0 and night/1/r0): each report is judged for itself. If "
+        "they are of different runs, `--rank-pattern` tells them apart."
+    )
+
+
+def test_a_night_of_one_report_has_no_median_rank():
+    nights = [member(f"n{n}", None, groups=moving(100 + n + 200 * (n == 7))) for n in range(8)]
+    (line,) = lines_of(*nights)
+    assert line.startswith("run n7: UM at work for 307.000 ms, 2.97 times the median of 8 runs")
+    pairs = [each for n in range(8) for each in run_of([99, 100 + 300 * (n == 7)], run=f"n{n}")]
+    first, *_ = lines_of(*pairs)
+    assert first.startswith("run n7, median of its reports: UM at work for 249.500 ms")
 
 
 # The text ------------------------------------------------------------------------------------------
@@ -211,6 +336,7 @@ def test_a_thousand_ranks_are_a_page_with_the_worst_first():
     assert line.rstrip().endswith("stands out: more")
     assert "(992 more rows: `--rows 1000`)" in text
     assert text_of(members, rows=3).count("\n") < text.count("\n")
+    assert "(1 more row: `--rows 1000`)" in text_of(members, rows=999)
 
 
 def test_fewer_tables_than_runs_say_how_many_more_there_are():

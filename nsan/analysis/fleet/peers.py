@@ -24,9 +24,16 @@ _FOUND: Final = (
     derived("excess_ns", pl.Float64, "ns", "Beyond the median; negative: below it."),
     derived("times_median", pl.Float64, "number", "Value over median; null: that is 0."),
     derived("mads", pl.Float64, "number", "Excess over MAD; null: that is 0."),
-    derived("score", pl.Float64, "number", "Excess in robust standard deviations."),
-    derived("bound", pl.Float64, "number", "What chance alone keeps below in 99 of 100 groups."),
+    derived(
+        "score",
+        pl.Float64,
+        "number",
+        "Distance in robust standard deviations; of those on a linear and a logarithmic scale the lesser.",
+    ),
+    derived("bound", pl.Float64, "number", "What normal values keep below in 99 of 100 groups."),
     derived("n_peers", pl.Int64, "reports", "How many there are, itself among them."),
+    derived("n_together", pl.Int64, "reports", "Of those, how many stand out by the figure."),
+    derived("is_group", pl.Boolean, "flag", "So many that they are a group of their own."),
 )
 
 
@@ -45,6 +52,30 @@ RANK_OUTLIERS: Final = Result(
 )
 RUN_OUTLIERS: Final = Result(
     "run_outliers", "a run that stands out from the others", _who(), "No run stands out."
+)
+
+JUDGED_GROUPS: Final = Result(
+    "judged_groups",
+    "a figure of ranks of a run and program, or of runs of a program and size, that were judged together",
+    (
+        derived("scope", pl.String, "label", "`rank` or `run`."),
+        recorded("run", pl.String, "label", "The run of the ranks; null: runs were judged."),
+        derived("figure", pl.String, "label", f"By which: one of {', '.join(JUDGED)}."),
+        recorded("group", pl.String, "label", "Program, or programs, that they have in common."),
+        derived("size", pl.Int64, "reports", "Of runs: reports of each; null: ranks were judged."),
+        derived("n_peers", pl.Int64, "reports", "How many were judged."),
+        derived("n_beyond", pl.Int64, "reports", "How many are beyond the bound."),
+        derived("n_together", pl.Int64, "reports", "How many are apart from the others, too."),
+        derived("min_ns", pl.Int64, "ns", "Least value."),
+        derived("median_ns", pl.Float64, "ns", "Median."),
+        derived("max_ns", pl.Int64, "ns", "Largest value."),
+        derived(
+            "needed_ns",
+            pl.Float64,
+            "ns",
+            "From which value on one above the median could stand out; null: from none.",
+        ),
+    ),
 )
 
 STRAGGLERS: Final = Result(
@@ -72,6 +103,9 @@ STRAGGLERS: Final = Result(
             "ns",
             "How much beyond; negative: below it. It may lie beside kernels.",
         ),
+        derived(
+            "um_max_ns", pl.Int64, "ns", "Most UM time in the run, by a figure that all of it have."
+        ),
     ),
     "No run has two reports whose duration is known.",
 )
@@ -90,7 +124,7 @@ def rank_outliers(reports: pl.DataFrame) -> pl.DataFrame:
     DataFrame, ``RANK_OUTLIERS``
         The farthest first. A report that stands out by several figures has one row: that of the farthest.
     """
-    found = _judged(reports.with_row_index("_at"), by=("run", "program"))
+    found = _judged(reports.with_row_index("_at"), by=_OF_RANKS).filter("is_outlier")
     return _worst(found, "_at").select(RANK_OUTLIERS.cast())
 
 
@@ -107,34 +141,89 @@ def run_outliers(reports: pl.DataFrame) -> pl.DataFrame:
     DataFrame, ``RUN_OUTLIERS``
         The farthest first.
     """
+    found = _judged(_typical_ranks(reports), by=_OF_RUNS).filter("is_outlier")
+    return _worst(found, "run").select(RUN_OUTLIERS.cast())
+
+
+def judged_groups(reports: pl.DataFrame) -> pl.DataFrame:
+    """Give what was judged together, by each figure, and from where on one of them could stand out.
+
+    Parameters
+    ----------
+    reports : DataFrame
+        As of :func:`run_outliers`.
+
+    Returns
+    -------
+    DataFrame, ``JUDGED_GROUPS``
+        Groups of ranks in the order of the runs, then groups of runs. Where nobody could be judged there is none.
+    """
+    ranks = _judged(reports, by=_OF_RANKS).with_columns(scope=pl.lit("rank"), size=pl.lit(None))
+    runs = _judged(_typical_ranks(reports), by=_OF_RUNS).with_columns(
+        scope=pl.lit("run"), run=pl.lit(None)
+    )
+    parts = [
+        rows.with_columns(group="program")
+        .group_by(
+            "scope", *dict.fromkeys(("run", *by, "group", "size", "figure")), maintain_order=True
+        )
+        .agg(_group())
+        .select(JUDGED_GROUPS.cast())
+        for rows, by in ((ranks, _OF_RANKS), (runs, _OF_RUNS))
+    ]
+    return pl.concat(parts).filter(pl.col("n_peers") > 0)
+
+
+def _group() -> list[pl.Expr]:
+    is_judged, value = pl.col("is_outlier").is_not_null(), pl.col("value_ns")
+    same = ("n_beyond", "n_together", "median_ns", "needed_ns")
+    return [
+        is_judged.sum().alias("n_peers"),
+        value.min().alias("min_ns"),
+        value.max().alias("max_ns"),
+        pl.col(same).first(),
+    ]
+
+
+_OF_RANKS: Final = ("run", "program")
+_OF_RUNS: Final = ("program", "size")
+
+
+def _typical_ranks(reports: pl.DataFrame) -> pl.DataFrame:
+    """Give the median rank of each run."""
     figures = pl.col("duration_ns", *JUDGED)
-    runs = reports.group_by("run", maintain_order=True).agg(
+    return reports.group_by("run", maintain_order=True).agg(
         # A figure that a rank lacks is not that of the run.
         pl.when(figures.null_count() == 0).then(figures.median()),
         size=pl.len() + pl.col("n_failed").first(),
         program=pl.col("program").fill_null("").unique().sort().str.join("\n"),
     )
-    found = _judged(runs, by=("program", "size"))
-    return _worst(found, "run").select(RUN_OUTLIERS.cast())
 
 
 def _judged(rows: pl.DataFrame, *, by: tuple[str, ...]) -> pl.DataFrame:
+    """Judge by each figure; the chance of one in a hundred is shared by those that could name somebody."""
+    values = rows.with_columns(_comparable(figure, by).alias(figure) for figure in JUDGED)
+    varied = (pl.col(figure).max() > pl.col(figure).min() for figure in JUDGED)
+    n_figures = pl.sum_horizontal(
+        each.fill_null(value=False).cast(pl.Int64).over(by) for each in varied
+    )
+    values = values.with_columns(n_figures=n_figures)
     parts = [
-        outlying(rows.with_columns(value_ns=_comparable(figure, by)), by=by).with_columns(
+        outlying(values.with_columns(value_ns=figure), by=by).with_columns(
             figure=pl.lit(figure), _order=pl.lit(order)
         )
         for order, figure in enumerate(JUDGED)
     ]
-    return pl.concat(parts).filter("is_outlier")
+    return pl.concat(parts)
 
 
 def _comparable(figure: str, by: tuple[str, ...]) -> pl.Expr:
-    """Take a figure; the union of both times only where all peers have it.
+    """Take the union of both times where all peers have it, else each of the two.
 
-    Where it is known depends on what happened: some know it because nothing migrated there.
+    Where the union is known depends on what happened: some know it because nothing migrated there.
     """
-    value = pl.col(figure)
-    return pl.when(value.is_not_null().all().over(by)).then(value) if figure == "um_ns" else value
+    of_all = pl.col("um_ns").is_not_null().all().over(by)
+    return pl.when(of_all if figure == "um_ns" else ~of_all).then(pl.col(figure))
 
 
 def _worst(found: pl.DataFrame, key: str) -> pl.DataFrame:
@@ -162,12 +251,13 @@ def stragglers(reports: pl.DataFrame) -> pl.DataFrame:
         One row per run with at least two known durations, in the order of the runs. Of reports that take equally
         long, the one with the lowest rank.
     """
-    rows = outlying(reports.with_columns(value_ns="duration_ns"), by=("run",))
+    rows = outlying(reports.with_columns(value_ns="duration_ns", n_figures=pl.lit(1)), by=("run",))
     rows = rows.with_columns(**{f"_{name}": _beyond(name) for name in JUDGED})
     most = pl.max_horizontal(*(f"_{name}" for name in JUDGED))
     of_run = pl.col("duration_ns").cast(pl.Float64)
     rows = rows.with_columns(
         um_excess_ns=most,
+        um_max_ns=pl.max_horizontal(_most(name) for name in JUDGED),
         um_figure=pl.coalesce(pl.when(pl.col(f"_{n}") == most).then(pl.lit(n)) for n in JUDGED),
         spread=((of_run.max() - of_run.min()) / of_run.median()).over("run"),
     )
@@ -185,3 +275,9 @@ def _beyond(figure: str) -> pl.Expr:
     """Compare with the median of the run, where all of its reports have the figure."""
     value = pl.col(figure).cast(pl.Float64)
     return pl.when(value.is_not_null().all().over("run")).then(value - value.median().over("run"))
+
+
+def _most(figure: str) -> pl.Expr:
+    """Take the largest value of a run, where all of its reports have the figure."""
+    value = pl.col(figure).cast(pl.Float64)
+    return pl.when(value.is_not_null().all().over("run")).then(value.max().over("run"))
