@@ -205,9 +205,7 @@ def _migrations(answer: str, migrations: Mapping[str, Any]) -> dict[str, Any]:
     )
     if answer != "recorded":
         return dict.fromkeys(names)
-    rows = [
-        row | {"bytes_per_s": rate(row["bytes"], row["busy_ns"])} for row in migrations["groups"]
-    ]
+    rows = [_with_rate(row) for row in migrations["groups"]]
     lows, highs = [row["min_va"] for row in rows], [row["max_va"] for row in rows]
     placed = bool(rows) and None not in lows
     return {
@@ -223,6 +221,13 @@ def _migrations(answer: str, migrations: Mapping[str, Any]) -> dict[str, Any]:
         "max_va": format_address(max(highs)) if placed else None,
         "groups": _group_rows(rows),
     }
+
+
+def _with_rate(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the rate; none where a window cuts the time of a migration, whose bytes it cannot cut."""
+    row = dict(group)
+    is_cut = row.pop("is_cut", False)
+    return row | {"bytes_per_s": None if is_cut else rate(row["bytes"], row["busy_ns"])}
 
 
 def rate(n_bytes: int | None, busy_ns: int | None) -> float | None:

@@ -9,6 +9,7 @@ from typing import Final
 import altair as alt
 import polars as pl
 
+from nsan.charts.axes import TimeAxis, exact_time
 from nsan.charts.lanes import NAMES
 from nsan.charts.palette import Shade
 from nsan.charts.theme import (
@@ -190,7 +191,7 @@ def shares_over_time(
         alt.Chart(drawn, width=width, height=max(60, _ROW_PX * len(reports)))
         .mark_rect()
         .encode(
-            x=axis.axis("start", scale=alt.Scale(domain=ends, zero=False, nice=False)),
+            x=_time_of_run(axis, ends),
             x2="end:Q",
             y=alt.Y(
                 "report:N",
@@ -249,7 +250,7 @@ def spread_over_time(
         *((pl.col(f"{name}_fraction") * 100).alias(name) for name in ("mean", "min", "max")),
     )
     ends = drawn.select(pl.col("start").min(), pl.col("end").max()).row(0)
-    x = axis.axis("start", scale=alt.Scale(domain=ends, zero=False, nice=False))
+    x = _time_of_run(axis, ends)
     base = alt.Chart(drawn, width=width, height=_BAND_PX)
     y = alt.Scale(domain=[0, 100])
     tooltip = [
@@ -267,6 +268,14 @@ def spread_over_time(
         x=x, x2="end:Q", y="mean:Q"
     )
     return themed(alt.layer(ranges, means).properties(title=titled(title, width, notes)), theme)
+
+
+def _time_of_run(axis: TimeAxis, ends: tuple[float, ...]) -> alt.X:
+    """Make the x channel of the clock of a run, on which its sessions lie."""
+    after = f"{exact_time(axis.origin_ns)} after " if axis.origin_ns else ""
+    title = f"Time since {after}the first session of the run began, {axis.unit}"
+    scale = alt.Scale(domain=list(ends), zero=False, nice=False)
+    return alt.X("start:Q", title=title, scale=scale, axis=alt.Axis())
 
 
 def _number(value: object) -> int | None:

@@ -21,11 +21,14 @@ from nsan.errors import UsageError
 
 _EPILOG: Final = """\
 examples:
-  eval "$(nsan recipe path)"                    for this shell: nsys stats -r nsan_um_sum, nsys recipe uvm_sum
+  eval "$(nsan recipe path)"                    set both variables in this shell (bash, zsh and the like)
   nsan recipe path --shell fish | source        the same in fish
-  nsan recipe install                           for every shell from now on
-  nsan recipe install --remove                  and no longer
-  nsan recipe install --into ~/recipes          where NSYS_RECIPE_PATH is a folder of yours
+  nsan recipe install                           set them in every shell that is started from now on
+  nsan recipe install --remove                  take that out of the start file again
+  nsan recipe install --into ~/recipes          copy the recipes, if NSYS_RECIPE_PATH is a folder of yours
+then:
+  nsys stats -r nsan_um_sum run.nsys-rep
+  nsys recipe uvm_sum --input night/
 """
 
 
@@ -113,6 +116,7 @@ def _install(args: argparse.Namespace) -> int:
         said = "has no block of nsan" if args.remove else "has it already"
         emit(f"{path} {said}: nothing to do.\n")
         return 0
+    block.check_writable(path)
     if args.remove:
         emit(f"The block of nsan goes out of {path}.\n")
     else:
@@ -136,8 +140,8 @@ def _start_file(args: argparse.Namespace) -> tuple[Path, Any]:
             msg = f"--shell {args.shell}: your shell is another. Name the start file: --file FILE."
             raise UsageError(msg)
         return path, shell
-    by_name = "fish" if args.file.suffix == ".fish" else language_of(os.environ.get("SHELL"))
-    return args.file.expanduser(), args.shell or by_name
+    by_name = "fish" if args.file.suffix == ".fish" else None
+    return args.file.expanduser(), args.shell or by_name or language_of(os.environ.get("SHELL"))
 
 
 def _install_into(args: argparse.Namespace) -> int:

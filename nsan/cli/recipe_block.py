@@ -11,12 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from nsan.errors import NoPermissionError, NsanError, OutputWriteError
+from nsan.errors import NoPermissionError, NsanError
 
 _BEGIN: Final = b"# >>> nsan recipe >>>"
 _END: Final = b"# <<< nsan recipe <<<"
 _JOINED: Final = b" (the line before had no end)"
 _ABOUT: Final = b"# Written by `nsan recipe install`; `nsan recipe install --remove` takes it out."
+_WRITE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _BLOCK: Final = re.compile(
     # Where the file had no end of line, the one before the block is the block's own.
     rb"(?:(?P<joined>\n|\A)" + re.escape(_BEGIN + _JOINED) + rb"|^" + re.escape(_BEGIN) + rb")"
@@ -42,6 +43,17 @@ class NotAFileError(NsanError):
     def __init__(self, path: Path) -> None:
         self.path = path
         super().__init__(f"{path} is not a file. Name the start file of your shell: --file FILE.")
+
+
+class StartFileError(NsanError):
+    """A start file cannot be written."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(
+            f"{path} cannot be written: {reason}. It is as it was. Name another file with --file FILE, or set the "
+            "variables yourself: `nsan recipe path` prints what does."
+        )
 
 
 def with_block(content: bytes, lines: str) -> bytes:
@@ -87,9 +99,14 @@ def without_block(content: bytes) -> bytes:
     Returns
     -------
     bytes
-        The content as it was before.
+        The content as it was before; what was added below the block stays on lines of its own.
     """
-    return _BLOCK.sub(b"", content)
+    for found in reversed(list(_BLOCK.finditer(content))):
+        after = content[found.end() :]
+        # Where lines were added below the block, its first line end parts them from those above by now.
+        joint = (found["joined"] or b"") if after else b""
+        content = content[: found.start()] + joint + after
+    return content
 
 
 def _block(lines: str, *, joined: bool) -> bytes:
@@ -134,6 +151,23 @@ def read(path: Path) -> bytes:
     return content
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a file that somebody made read-only: to replace it would go behind their back.
+
+    Parameters
+    ----------
+    path : Path
+        The file, or a link to it; it may not exist.
+
+    Raises
+    ------
+    StartFileError
+        If it is read-only.
+    """
+    if path.exists() and not (path.stat().st_mode & _WRITE and os.access(path, os.W_OK)):
+        raise StartFileError(path, "it is read-only")
+
+
 def write(path: Path, content: bytes) -> None:
     """Replace the content of a start file at one stroke; links to it, its mode and owner stay.
 
@@ -146,7 +180,7 @@ def write(path: Path, content: bytes) -> None:
 
     Raises
     ------
-    OutputWriteError
+    StartFileError
         If it cannot be written; it is as it was then.
     """
     real = path.resolve()
@@ -163,7 +197,7 @@ def write(path: Path, content: bytes) -> None:
     except OSError as error:
         if beside is not None:
             Path(beside).unlink(missing_ok=True)
-        raise OutputWriteError(path, error.strerror or str(error)) from error
+        raise StartFileError(path, error.strerror or str(error)) from error
 
 
 def _take_after(old: Path, new: Path) -> None:

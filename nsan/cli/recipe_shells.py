@@ -16,6 +16,9 @@ Shell = Literal["sh", "fish"]
 """A language: bash, zsh and the like speak that of sh."""
 SHELLS: Final[tuple[Shell, ...]] = ("sh", "fish")
 
+_OTHERS: Final = ("csh", "tcsh", "elvish", "nu", "pwsh", "xonsh")
+"""Shells that speak neither."""
+
 REPORTS: Final = "NSYS_STATS_REPORT_PATH"
 RECIPES: Final = "NSYS_RECIPE_PATH"
 
@@ -216,8 +219,20 @@ def language_of(program: str | None) -> Shell:
     -------
     {"sh", "fish"}
         Of a shell that is not known that of sh.
+
+    Raises
+    ------
+    UsageError
+        If it is known to speak neither.
     """
-    return "fish" if Path(program or "sh").name == "fish" else "sh"
+    name = Path(program or "sh").name
+    if name in _OTHERS:
+        msg = (
+            f"SHELL is {name!r}, and nsan writes the languages of sh (bash, zsh) and fish only. Set the variables "
+            "by hand: `nsan recipe path --json` has their values. Or name the shell that shall read it: --shell sh."
+        )
+        raise UsageError(msg)
+    return "fish" if name == "fish" else "sh"
 
 
 def start_file(environment: Mapping[str, str]) -> tuple[Path, Shell]:
@@ -236,17 +251,28 @@ def start_file(environment: Mapping[str, str]) -> tuple[Path, Shell]:
     Raises
     ------
     UsageError
-        If the shell is not one whose file is known.
+        If the shell is not one whose file is known, or it lies in a home folder that is none.
     """
     shell = Path(environment.get("SHELL") or "").name
-    home = Path(environment.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - HOME may be unset
     if shell == "bash":
-        return home / ".bashrc", "sh"
+        return _home(environment) / ".bashrc", "sh"
     if shell == "zsh":
-        return Path(environment.get("ZDOTDIR") or home) / ".zshrc", "sh"
+        return Path(environment.get("ZDOTDIR") or _home(environment)) / ".zshrc", "sh"
     if shell == "fish":
-        config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
+        config = Path(environment.get("XDG_CONFIG_HOME") or _home(environment) / ".config")
         return config / "fish" / "config.fish", "fish"
     named = f"SHELL is {shell!r}" if shell else "SHELL is not set"
     msg = f"{named}, and nsan knows the start files of bash, zsh and fish. Name yours: --file FILE."
     raise UsageError(msg)
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    """Find the home folder as a shell does: HOME, even where it says nothing; else what the system knows."""
+    named = environment.get("HOME")
+    if named is None:
+        named = os.path.expanduser("~")  # noqa: PTH111 - it does not fail where nobody knows
+    if not Path(named).is_absolute() or not Path(named).is_dir():
+        what = f"HOME is {named!r}, which is no folder" if named else "HOME is empty"
+        msg = f"{what}, so your start file cannot be found. Name it: --file FILE."
+        raise UsageError(msg)
+    return Path(named)

@@ -83,7 +83,8 @@ class Fingerprint:
         Time of the last change.
     digest : str
         SHA-256 of the first and last 64 KiB; the first hold SQLite's change counter. Of the program's
-        own tables beside it, if there are any, all bytes.
+        own tables beside it, if there are any, all bytes. Of a report, also name, size, time and the
+        same bytes of the export beside it, which an import would read instead.
     logs : str
         Sizes and times of `-wal` and `-journal` files beside it; empty without.
     keep_paths : bool
@@ -117,6 +118,8 @@ def fingerprint(path: Path, *, keep_paths: bool = False) -> Fingerprint:
     for file in files:
         digest.update(os.fsencode(file.name))
         _sample(file, digest)
+    if kind == "report":
+        _sample_export(export_beside(path), digest)
     for file in truth_files(path):
         # What is wrong with one, the import says.
         with contextlib.suppress(OSError), file.open("rb") as content:
@@ -145,6 +148,26 @@ def _sample(file: Path, digest: hashlib._Hash) -> None:
             digest.update(content.read(_SAMPLE_BYTES))
     except PermissionError as error:
         raise NoPermissionError(file) from error
+
+
+def export_beside(report: Path) -> Path:
+    """Name the export that stands for a report if it is there, whole and of the same session."""
+    return report.with_suffix(".sqlite")
+
+
+def _sample_export(export: Path, digest: hashlib._Hash) -> None:
+    """Note the state of the export beside a report: laid there, replaced or removed, it changes what is read."""
+    if not export.is_file():
+        return
+    logs = (
+        export.resolve().with_name(f"{export.resolve().name}{end}") for end in ("-wal", "-journal")
+    )
+    # The import takes the report where the export cannot be read, and says so.
+    with contextlib.suppress(OSError, NoPermissionError):
+        status = export.stat()
+        about = f"{status.st_size}:{status.st_mtime_ns}:{':'.join(map(_size_and_time, logs))}"
+        digest.update(os.fsencode(export.name) + about.encode())
+        _sample(export, digest)
 
 
 def _size_and_time(path: Path) -> str:

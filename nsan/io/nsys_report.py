@@ -16,10 +16,11 @@ from typing import Final
 
 from nsan.errors import NsanError, StoreWriteError
 from nsan.io import nsys_cli, nsys_info
-from nsan.io.manifest import cache_folder
+from nsan.io.manifest import cache_folder, export_beside
 from nsan.io.probe import display_name, identify
 from nsan.io.sqlite_file import CellType, SqliteFile
 from nsan.nsys_errors import NsysError, NsysNotFoundError
+from nsan.text import safe
 
 _SESSION_TABLE: Final = "TARGET_INFO_SESSION_START_TIME"
 _INPUT_KEYS: Final = ("EXPORT_PARAM_INPUT_FILE", "EXPORT_INPUT_FILE")
@@ -39,14 +40,14 @@ def report_database(report: Path) -> Iterator[SqliteFile]:
     ------
     SqliteFile
         The `.sqlite` beside the report, if it is whole, not older, and of the same recording; an
-        export made for this without it.
+        export made for this without it. It warns of one that lies there and was not read.
 
     Raises
     ------
     NsanError
         If it cannot be exported; the message says what helps.
     """
-    beside = report.with_suffix(".sqlite")
+    beside = export_beside(report)
     warnings: list[str] = []
     unused = _unfit(beside, report, warnings) if beside.is_file() else "there is none"
     if not unused:
@@ -57,7 +58,14 @@ def report_database(report: Path) -> Iterator[SqliteFile]:
     if not nsys_cli.programs():
         raise NsysNotFoundError(report, unused if beside.is_file() else "")
     with _scratch() as folder, _exported(report, folder / beside.name) as database:
+        if beside.is_file():
+            database.warning = _not_read(beside, unused)
         yield database
+
+
+def _not_read(export: Path, why: str) -> str:
+    name = safe(display_name(export))
+    return f"{name} beside the report was not read: {why}. The report itself was."
 
 
 @contextlib.contextmanager

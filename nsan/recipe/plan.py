@@ -15,9 +15,12 @@ from nsan.errors import listed
 from nsan.fleet.member import Member
 from nsan.info import MODEL_KIND
 from nsan.recipe.jobs import Job, Mapper
+from nsan.units import counted
 
 ABOUT: Final = "about.json"
 """The file that says of a folder of results what it is."""
+
+_MOST_WARNINGS: Final = 10
 
 NAMED: Final = (
     recorded("run", pl.String, "label", "Which run the report belongs to."),
@@ -81,7 +84,52 @@ class Plan:
 
 def is_modelled(members: Sequence[Member]) -> bool:
     """Say whether nsan's driver model wrote any of the reports: then no figure of all is a recorded one."""
-    return any(m.info["kind"] == MODEL_KIND for m in members)
+    return any(map(_is_modelled, members))
+
+
+def _is_modelled(member: Member) -> bool:
+    return bool(member.info["kind"] == MODEL_KIND)
+
+
+def notes_on(members: Sequence[Member]) -> list[str]:
+    """Say what to beware of in reports, of any recipe.
+
+    Parameters
+    ----------
+    members : sequence of Member
+        The reports that could be read.
+
+    Returns
+    -------
+    list of str
+        Which hold no Unified Memory data, how many are modelled, and what their reading warned of.
+    """
+    modelled = sum(_is_modelled(m) for m in members)
+    notes = without_um_data(members)
+    if modelled:
+        n = len(members)
+        some = f"{modelled} of {n} reports" if modelled < n else f"all {n} reports"
+        which = "the report" if n == 1 else some
+        notes.append(f"Modelled, not recorded: {which}, written by nsan's driver model.")
+    return [*notes, *warnings_on(members)]
+
+
+def warnings_on(members: Sequence[Member]) -> list[str]:
+    """Say what the reading of reports warned of, as that an export beside one was not read.
+
+    Parameters
+    ----------
+    members : sequence of Member
+        The reports that could be read.
+
+    Returns
+    -------
+    list of str
+        A sentence for each, of the first ten.
+    """
+    told = [f"{m.source}: {warning}" for m in members for warning in m.info["warnings"]]
+    more = [f"{counted(len(told) - _MOST_WARNINGS, 'more warning')}: `nsan info REPORT`."]
+    return [*told[:_MOST_WARNINGS], *more * (len(told) > _MOST_WARNINGS)]
 
 
 def without_um_data(members: Sequence[Member]) -> list[str]:

@@ -15,6 +15,7 @@ import nsan
 from nsan.errors import NsanError
 from nsan.recipe.arguments import ALWAYS, add_options, filters_in_words, filters_of, inputs_of
 from nsan.recipe.jobs import Mapper, jobs_of
+from nsan.recipe.output import check_output
 from nsan.recipe.plan import ABOUT
 from nsan.text import safe
 
@@ -66,6 +67,7 @@ class UmRecipe(_Vendor):
         try:
             filters = filters_of(args)
             jobs = jobs_of(inputs_of(args), filters)
+            check_output(args)
             mapper = Mapper(context)
             found = _working(lambda: self.plan.reduce(mapper, jobs, args))
         except NsanError as error:
@@ -73,7 +75,8 @@ class UmRecipe(_Vendor):
         for failure in mapper.failures:
             _tell(f"{failure.source} could not be read: {failure.reason}")
         if not found.n_reports:
-            _stop(f"none of {len(jobs)} reports could be read: nothing is written.", 1)
+            which = "the report" if len(jobs) == 1 else f"none of the {len(jobs)} reports"
+            _stop(f"{which} could {'not ' * (len(jobs) == 1)}be read: nothing is written.", 1)
         for note in found.notes:
             _tell(note)
         if found.nothing:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _MOST_COLUMNS: Final = 9
 _LONGEST_CELL: Final = 60
 _UNIT: Final = "unit"
+_VALUE: Final = "number"
+"""The unit of a column whose values have that of their row."""
 _SCALED: Final = ("ns", "byte", "fraction")
 _NAMES: Final = ("id", "label", "text")
 
@@ -116,13 +118,6 @@ class Results:
         ]
         if self.about["part"]:
             said.append(Text(f"Of each report only {self.about['part']}.", "note"))
-        if self.about["is_modelled"]:
-            said.append(
-                Text(
-                    "Some reports were written by nsan's driver model: their figures are modelled.",
-                    "note",
-                )
-            )
         said += [Text(note, "warning") for note in self.about["notes"]]
         said += [
             Text(f"{each['source']} could not be read: {each['reason']}", "missing")
@@ -171,8 +166,9 @@ class Results:
         figures = [c for c in chosen if c.unit not in {"id", "label", "text"}]
         notes.append(kinds_in_words(figures or chosen, kinds))
         fields = fields_of(chosen)
+        pairs = list(zip(chosen, fields, strict=True))
         cells = [
-            tuple(shortened(_written(row, field), _LONGEST_CELL) for field in fields)
+            tuple(shortened(_written(row, figure, field), _LONGEST_CELL) for figure, field in pairs)
             for row in found.head(rows).to_dicts()
         ]
         return Blocks(
@@ -231,10 +227,10 @@ def _chosen(
     return tell[:_MOST_COLUMNS], tell[_MOST_COLUMNS:]
 
 
-def _written(row: dict[str, Any], field: Field) -> str:
-    """Write a value; where each row has a unit of its own, in that."""
+def _written(row: dict[str, Any], figure: Figure, field: Field) -> str:
+    """Write a value; where each row has a unit of its own, values of the figure are in that, counts are not."""
     value = row[field.key]
-    if row.get(_UNIT) in _SCALED and isinstance(value, int | float):
+    if figure.unit == _VALUE and row.get(_UNIT) in _SCALED and isinstance(value, int | float):
         scaled = Figure(field.key, pl.Float64(), row[_UNIT], "")
         return fields_of([scaled])[0].write(value)
     return field.write(value)

@@ -20,7 +20,7 @@ from nsan.fleet.member import Member
 from nsan.joined import join
 from nsan.opening import open_snapshot
 from nsan.recipe.jobs import WHO, Job, Mapper, by_name, member_of, opened
-from nsan.recipe.plan import NAMED, Plan, Reduced, is_modelled, no_um_data, without_um_data
+from nsan.recipe.plan import NAMED, Plan, Reduced, is_modelled, no_um_data, notes_on, warnings_on
 from nsan.trace import Trace
 from nsan.uvm.constants import MANAGED_KINDS
 
@@ -187,13 +187,13 @@ def reduced(mapper: Mapper, jobs: Sequence[Job], args: argparse.Namespace) -> Re
     if not any(has_um_data(m.info, m.totals) for m in members) and not any(
         each.snapshot for each in found
     ):
-        return Reduced({}, len(members), nothing=no_um_data(members))
+        return Reduced({}, len(members), warnings_on(members), nothing=no_um_data(members))
     tables = {
         name: pl.concat([f.tables[name] for f in found if name in f.tables] or [_empty(result)])
         for name, result in _RANKED.items()
     }
     tables["all_stats"] = all_stats(tables)
-    notes = [*_snapshot_notes(found, folder), *without_um_data(members)]
+    notes = [*_snapshot_notes(found, folder), *notes_on(members)]
     return Reduced(tables, len(members), notes, is_modelled(members))
 
 

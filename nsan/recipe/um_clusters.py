@@ -16,7 +16,7 @@ from nsan.analysis.result import Result, reconstructed
 from nsan.contract import has_um_data
 from nsan.fleet.member import Member
 from nsan.recipe.jobs import Job, Mapper, by_name, member_of, opened
-from nsan.recipe.plan import NAMED, Plan, Reduced, is_modelled, no_um_data, without_um_data
+from nsan.recipe.plan import NAMED, Plan, Reduced, is_modelled, no_um_data, notes_on, warnings_on
 
 _MOST: Final = 100
 """Rows of the largest clusters of all reports."""
@@ -143,10 +143,10 @@ def reduced(mapper: Mapper, jobs: Sequence[Job], args: argparse.Namespace) -> Re
     if not found:
         return Reduced({}, 0)
     if not any(has_um_data(each.info, each.totals) for each in members):
-        return Reduced({}, len(members), nothing=no_um_data(members))
+        return Reduced({}, len(members), warnings_on(members), nothing=no_um_data(members))
     stats = pl.concat([each.figures for each in found])
     if not stats["n_clusters"].sum():
-        return Reduced({}, len(members), nothing=_no_clusters(members))
+        return Reduced({}, len(members), warnings_on(members), nothing=_no_clusters(members))
     every = pl.concat([each.clusters for each in found])
     tables = {
         "rank_stats": stats,
@@ -154,7 +154,7 @@ def reduced(mapper: Mapper, jobs: Sequence[Job], args: argparse.Namespace) -> Re
         "all_clusters": largest(every),
         "all_patterns": all_patterns(pl.concat([each.patterns for each in found])),
     }
-    return Reduced(tables, len(members), without_um_data(members), is_modelled(members))
+    return Reduced(tables, len(members), notes_on(members), is_modelled(members))
 
 
 def _no_clusters(members: Sequence[Member]) -> str:

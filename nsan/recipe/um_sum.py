@@ -16,8 +16,9 @@ from nsan.fleet.figures import (
     migration_figures,
     report_figures,
 )
+from nsan.fleet.member import Member
 from nsan.recipe.jobs import Job, Mapper, by_name, member
-from nsan.recipe.plan import Plan, Reduced, is_modelled, no_um_data, without_um_data
+from nsan.recipe.plan import Plan, Reduced, is_modelled, no_um_data, notes_on, warnings_on
 
 _SUMMED: Final = tuple(
     column
@@ -57,7 +58,7 @@ ALL_MIGRATIONS: Final = Result(
         recorded("bytes", pl.Int64, "byte", "Their bytes; null where one report does not know them."),
         derived("bytes_fraction", pl.Float64, "fraction", "Of the bytes of all migrations."),
         derived("busy_ns", pl.Int64, "ns", "Time with one of them in flight, summed over GPUs and reports."),
-        derived("bytes_per_s", pl.Float64, "byte/s", "Bytes over that time."),
+        derived("bytes_per_s", pl.Float64, "byte/s", "Bytes over that time; null where a filter cuts a migration."),
     ),
     "No report has recorded migrations.",
 )  # fmt: skip
@@ -67,15 +68,15 @@ def reduced(mapper: Mapper, jobs: Sequence[Job], _args: argparse.Namespace) -> R
     """Put the figures of the reports side by side, and add them up."""
     members = sorted((each for _, each in mapper(member, jobs)), key=by_name)
     if members and not any(has_um_data(each.info, each.totals) for each in members):
-        return Reduced({}, len(members), nothing=no_um_data(members))
+        return Reduced({}, len(members), warnings_on(members), nothing=no_um_data(members))
     reports, groups = report_figures(members), migration_figures(members)
     tables = {
         "rank_stats": reports,
         "rank_migrations": groups,
         "all_stats": all_stats(reports),
-        "all_migrations": all_migrations(groups),
+        "all_migrations": all_migrations(groups, cut_ways(members)),
     }
-    return Reduced(tables, len(members), without_um_data(members), is_modelled(members))
+    return Reduced(tables, len(members), notes_on(members), is_modelled(members))
 
 
 def all_stats(reports: pl.DataFrame) -> pl.DataFrame:
@@ -120,18 +121,41 @@ def _fitting(value: int) -> int | None:
     return value if abs(value) < 1 << 63 else None
 
 
-def all_migrations(groups: pl.DataFrame) -> pl.DataFrame:
+def cut_ways(members: Sequence[Member]) -> pl.DataFrame:
+    """List directions and causes of which a filter of time cuts a migration in any report.
+
+    Parameters
+    ----------
+    members : sequence of Member
+        The reports.
+
+    Returns
+    -------
+    DataFrame
+        ``direction``, ``cause``, each pair once.
+    """
+    groups = [group for m in members for group in m.totals["migrations"]["groups"]]
+    rows = {(each["direction"], each["cause"]) for each in groups if each.get("is_cut")}
+    return pl.DataFrame(
+        list(rows), schema={"direction": pl.String, "cause": pl.String}, orient="row"
+    )
+
+
+def all_migrations(groups: pl.DataFrame, cut: pl.DataFrame) -> pl.DataFrame:
     """Add up migrations by direction and cause over reports.
 
     Parameters
     ----------
     groups : DataFrame, ``MIGRATION_FIGURES``
         One row per report, process, GPU, direction and cause.
+    cut : DataFrame
+        Of :func:`cut_ways`.
 
     Returns
     -------
     DataFrame, ``ALL_MIGRATIONS``
-        Most bytes first. A sum is null where a part of it is: less than all would pass for all.
+        Most bytes first. A sum is null where a part of it is: less than all would pass for all. So is the
+        rate where a filter of time cuts a migration, for it cannot cut its bytes.
     """
     whole = {
         name: pl.when(pl.col(name).null_count() == 0).then(pl.col(name).cast(pl.Int128).sum())
@@ -146,14 +170,21 @@ def all_migrations(groups: pl.DataFrame) -> pl.DataFrame:
         pl.when(pl.col(name) <= largest).then(pl.col(name)).cast(pl.Int64).alias(name)
         for name in whole
     )
+    ways = ["direction", "cause"]
+    added = added.join(
+        cut.with_columns(is_cut=pl.lit(value=True)),
+        on=ways,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )
+    has_rate = (pl.col("busy_ns") > 0) & pl.col("is_cut").is_null()
     total = pl.col("bytes").cast(pl.Float64).sum()
     known = (pl.col("bytes").null_count() == 0) & (total > 0)
     return (
         added.with_columns(
             bytes_fraction=pl.when(known).then(pl.col("bytes") / total),
-            bytes_per_s=pl.when(pl.col("busy_ns") > 0).then(
-                pl.col("bytes") * 1e9 / pl.col("busy_ns")
-            ),
+            bytes_per_s=pl.when(has_rate).then(pl.col("bytes") * 1e9 / pl.col("busy_ns")),
         )
         .sort(["bytes", "direction", "cause"], descending=[True, False, False], nulls_last=True)
         .select(pl.col(name).cast(dtype) for name, dtype in ALL_MIGRATIONS.schema.items())

@@ -14,7 +14,7 @@ from nsan.contract import has_um_data
 from nsan.errors import UsageError, listed
 from nsan.fleet.member import Member
 from nsan.recipe.jobs import Job, Mapper, by_name, member
-from nsan.recipe.plan import Plan, Reduced, is_modelled, no_um_data, without_um_data
+from nsan.recipe.plan import Plan, Reduced, is_modelled, no_um_data, notes_on, warnings_on
 from nsan.recipe.time_bins import Placed, binned, grid_of
 from nsan.recipe.time_tables import ALL_STATS, ANALYSIS, BY_GPU, RANK_STATS
 from nsan.units import format_time
@@ -33,9 +33,10 @@ def reduced(mapper: Mapper, jobs: Sequence[Job], args: argparse.Namespace) -> Re
     known = sorted(mapper(member, jobs), key=lambda each: by_name(each[1]))
     members = [each for _, each in known]
     if members and not any(has_um_data(each.info, each.totals) for each in members):
-        return Reduced({}, len(members), nothing=no_um_data(members))
+        return Reduced({}, len(members), warnings_on(members), nothing=no_um_data(members))
     align = not getattr(args, "disable_alignment", False)
     offsets, notes = offsets_of(members, align=align)
+    notes += ["Not aligned, as asked: time is since the start of each session."] * (not align)
     placed = [_placed(each, offset) for each, offset in zip(members, offsets, strict=True)]
     notes += _far_apart(placed)
     grid = grid_of(placed, bins)
@@ -52,7 +53,7 @@ def reduced(mapper: Mapper, jobs: Sequence[Job], args: argparse.Namespace) -> Re
         "rank_stats": pl.concat([each.totals for each in found]),
         "all_stats": all_stats(whole),
     }
-    return Reduced(tables, len(found), [*notes, *without_um_data(members)], is_modelled(members))
+    return Reduced(tables, len(found), [*notes, *notes_on(members)], is_modelled(members))
 
 
 def offsets_of(members: Sequence[Member], *, align: bool) -> tuple[list[int], list[str]]:

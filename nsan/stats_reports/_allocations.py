@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, NamedTuple, Tuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Tuple
 
 from nsan.stats_reports._address_map import AddressMap
 from nsan.stats_reports._export import (
@@ -16,7 +16,16 @@ from nsan.stats_reports._export import (
     block_of,
     unsigned,
 )
-from nsan.stats_reports._report import Row, Rows, UmReport, address, hottest, ordered, shown
+from nsan.stats_reports._report import (
+    Row,
+    Rows,
+    UmReport,
+    added,
+    address,
+    hottest,
+    ordered,
+    shown,
+)
 
 ALWAYS, NEVER = -(1 << 62), 1 << 62
 MANAGED = {4, 6}
@@ -95,22 +104,31 @@ def _with_name(export: Export, name: str) -> str:
     return f"({export.select(table, cells)})"
 
 
+_MOVED: dict[str, Callable[[int, int | None], bool]] = {
+    "htod": lambda kind, _: kind == HTOD,
+    "dtoh": lambda kind, _: kind == DTOH,
+    "dtod": lambda kind, _: kind == DTOD,
+    "evicted": lambda _, cause: cause == EVICTION,
+    "faulted": lambda kind, cause: kind != DTOH and cause == FAULT,
+}
+"""Which copies each figure adds up, in the order of the columns."""
+
+
 class Place:
     """An allocation, or what stands for one, and what happened in it."""
 
     def __init__(self, held: Allocation, part: str) -> None:
         self.held, self.part = held, part
-        self.htod = self.dtoh = self.dtod = self.evicted = self.faulted = 0
-        self.n = self.batches = self.faults = self.cpu = 0
+        self.moved: dict[str, int | None] = dict.fromkeys(_MOVED, 0)
+        self.faults: int | None = 0
+        self.n = self.batches = self.cpu = 0
 
-    def copied(self, size: int, kind: int, cause: int | None) -> None:
+    def copied(self, size: int | None, kind: int, cause: int | None) -> None:
         """Add a piece of a copy."""
         self.n += 1
-        self.htod += size if kind == HTOD else 0
-        self.dtoh += size if kind == DTOH else 0
-        self.dtod += size if kind == DTOD else 0
-        self.evicted += size if cause == EVICTION else 0
-        self.faulted += size if kind != DTOH and cause == FAULT else 0
+        for name, is_of in _MOVED.items():
+            if is_of(kind, cause):
+                self.moved[name] = added(self.moved[name], size)
 
 
 class Places:
@@ -172,8 +190,10 @@ def by_allocation(report: UmReport) -> Rows:
     return Rows([row for _, row in rows], [_row(report, place) for place in rests])
 
 
-def _traffic(place: Place) -> tuple[int, ...]:
-    moved = place.htod + place.dtoh + place.dtod
+def _traffic(place: Place) -> tuple[int | None, ...]:
+    moved: int | None = 0
+    for name in ("htod", "dtoh", "dtod"):
+        moved = added(moved, place.moved[name])
     return moved, place.batches, place.faults, place.cpu, place.held.bytes
 
 
@@ -253,7 +273,7 @@ def _add_copies(export: Export, by_pid: dict[int | None, Places]) -> None:
     for start, pid, va, size, kind, cause in export.ask(sql):
         places = by_pid[pid]
         if start is None or va is None or not size:
-            places.rest.copied(size or 0, kind, cause)
+            places.rest.copied(size, kind, cause)
             continue
         places.advance(start)
         parts: dict[int, tuple[Place, int]] = {}
@@ -273,7 +293,7 @@ def _add_faults(export: Export, by_pid: dict[int | None, Places]) -> None:
                 place.cpu += 1
             else:
                 place.batches += 1
-                place.faults += n or 0
+                place.faults = added(place.faults, n)
 
 
 def _located(rows: Iterable[Row], by_pid: dict[int | None, Places]) -> Iterator[tuple[Place, Any]]:
@@ -289,7 +309,7 @@ def _located(rows: Iterable[Row], by_pid: dict[int | None, Places]) -> Iterator[
 def _row(report: UmReport, place: Place) -> Row:
     held, is_one = place.held, place.part != REST
     name = f"{held.va:#x}, {held.bytes} byte" if held.name is None else shown(held.name)
-    moved = (place.htod, place.dtoh, place.dtod, place.evicted, place.faulted, place.n)
+    moved = (*place.moved.values(), place.n)
     return (
         held.pid,
         name,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from nsan.stats_reports._export import complete
 from nsan.stats_reports._report import (
+    Busy,
     Rows,
     UmReport,
     busy_times,
     hottest,
     ordered,
-    per_second,
     percent,
 )
 
@@ -51,7 +51,8 @@ def causes(report: UmReport) -> Rows:
     rows = []
     found.sort(key=lambda row: (*hottest(row[5]), *ordered(*row[:4])))
     for pid, device, kind, cause, n, size, least, most, timed in found:
-        time = busy.get((pid, device, kind, cause), 0) if timed else None
-        measured = (percent(size, total), size, n, least, most, time, per_second(size, time))
+        ran = busy.get((pid, device, kind, cause), Busy())
+        time = ran.ns if timed else None
+        measured = (percent(size, total), size, n, least, most, time, ran.rate(size, time))
         rows.append((*measured, pid, device, DIRECTIONS[kind], cause_word(cause)))
     return Rows(rows)

@@ -158,14 +158,17 @@ class Export:
         return self._read(name, where)
 
     def reaching(self, name: str) -> str:
-        """Write the SQL of the rows that reach into the window, cut at its edges."""
+        """Write the SQL of the rows that reach into the window, cut at its edges, and whether each is (``is_cut``)."""
         part = self.part
+        edges = [edge for edge in (part.begin, part.end) if edge is not None]
+        cut = " OR ".join(f'(start < {edge} AND "end" > {edge})' for edge in edges) or "0"
         begin = "start" if part.begin is None else f"MAX(start, {part.begin})"
         end = '"end"' if part.end is None else f'MIN("end", {part.end})'
         source = f"SELECT * FROM {self.rows(name, whole=True)}"
         keep = "" if part.pid is None else f" WHERE pid = {part.pid}"
         others = ", ".join(n for n in _TABLES[name][1] if n not in {"start", "end"})
-        return f'(SELECT {begin} AS start, {end} AS "end", pid, {others} FROM ({source}){keep})'
+        cells = f'{begin} AS start, {end} AS "end", {cut} AS is_cut, pid, {others}'
+        return f"(SELECT {cells} FROM ({source}){keep})"
 
     def work(self, name: str) -> str:
         """Write the SQL of GPU work that reaches into the window, uncut."""

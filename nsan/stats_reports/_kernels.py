@@ -6,10 +6,10 @@ several, of them can be named for has rows of its own, so that the parts add up.
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 from nsan.stats_reports._export import DTOH, EVICTION, FAULT, PREFETCH, USER, Export
-from nsan.stats_reports._report import Row, Rows, UmReport, hottest, ordered, shown
+from nsan.stats_reports._report import Row, Rows, UmReport, added, hottest, ordered, shown
 from nsan.stats_reports._work import AMBIGUOUS, UNATTRIBUTED, USER_PREFETCH, Gpu, Work
 
 MAKES_ROOM_WITHIN_NS = 1_000_000
@@ -21,14 +21,20 @@ _REMAINDERS = {
     UNATTRIBUTED: "unattributed",
 }
 Key = Tuple[Gpu, int]
+Evicted = Tuple[Gpu, int, Optional[int], Optional[int]]
+"""GPU, start, end and bytes of an eviction."""
 
 
 class Sums:
     """What belongs to one item of work."""
 
     def __init__(self) -> None:
-        self.batches = self.faults = 0
-        self.into = self.faulted = self.prefetched = self.evicted = 0
+        self.batches = 0
+        self.faults: int | None = 0
+        self.into: int | None = 0
+        self.faulted: int | None = 0
+        self.prefetched: int | None = 0
+        self.evicted: int | None = 0
 
 
 def by_kernel(report: UmReport) -> Rows:
@@ -48,7 +54,7 @@ def by_kernel(report: UmReport) -> Rows:
         _remainder(report, work, gpu, number, sums)
         for gpu in sorted(gpus, key=lambda gpu: ordered(*gpu))
         for number in _REMAINDERS
-        if number != USER_PREFETCH or (gpu, number) in sums
+        if number == UNATTRIBUTED or (gpu, number) in sums
     ]
     return Rows(rows, rests)
 
@@ -59,16 +65,16 @@ def _add_faults(export: Export, work: Work, sums: dict[Key, Sums]) -> None:
         gpu = (pid, device)
         each = sums.setdefault((gpu, work.ran(gpu, start, end)), Sums())
         each.batches += 1
-        each.faults += faults or 0
+        each.faults = added(each.faults, faults)
 
 
 def _add_copies(export: Export, work: Work, sums: dict[Key, Sums]) -> None:
     """Add copies to GPUs, and evictions; other copies to the CPU are no work of a GPU."""
-    waiting: list[tuple[Gpu, int, int | None, int]] = []
+    waiting: list[Evicted] = []
     before: Gpu | None = None
     rows = export.ask(
         f"""
-        SELECT pid, device, start, "end", COALESCE(bytes, 0), kind, cause FROM {export.rows("migrations")}
+        SELECT pid, device, start, "end", bytes, kind, cause FROM {export.rows("migrations")}
         WHERE start IS NOT NULL AND (kind <> {DTOH} OR cause = {EVICTION})
         ORDER BY pid, device, start, "end", va < 0, va, bytes
         """
@@ -84,16 +90,18 @@ def _add_copies(export: Export, work: Work, sums: dict[Key, Sums]) -> None:
         _add_evictions(work, sums, waiting, (start, cause))
         number = USER_PREFETCH if cause == USER else _ran(work, gpu, start, end, cause)
         each = sums.setdefault((gpu, number), Sums())
-        each.into += size
-        each.faulted += size if cause == FAULT else 0
-        each.prefetched += size if cause == PREFETCH else 0
+        each.into = added(each.into, size)
+        if cause == FAULT:
+            each.faulted = added(each.faulted, size)
+        if cause == PREFETCH:
+            each.prefetched = added(each.prefetched, size)
     _add_evictions(work, sums, waiting, None)
 
 
 def _add_evictions(
     work: Work,
     sums: dict[Key, Sums],
-    waiting: list[tuple[Gpu, int, int | None, int]],
+    waiting: list[Evicted],
     following: tuple[int, Any] | None,
 ) -> None:
     """Lay evictions to what ran, or to the prefetch call that they made room for."""
@@ -105,7 +113,8 @@ def _add_evictions(
             and following[0] - end <= MAKES_ROOM_WITHIN_NS
         )
         number = USER_PREFETCH if by_call else _ran(work, gpu, start, end, EVICTION)
-        sums.setdefault((gpu, number), Sums()).evicted += size
+        each = sums.setdefault((gpu, number), Sums())
+        each.evicted = added(each.evicted, size)
     waiting.clear()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from nsan.stats_reports._export import BLOCK_BYTES, block_of
 from nsan.stats_reports._report import (
+    Busy,
     Row,
     Rows,
     UmReport,
@@ -13,7 +14,6 @@ from nsan.stats_reports._report import (
     busy_times,
     hottest,
     ordered,
-    per_second,
 )
 from nsan.stats_reports._totals import Figures, Key, figures
 
@@ -68,7 +68,7 @@ def ranges(report: UmReport, *, merge: bool) -> Rows:
     connection = report.export.connection
     connection.create_function("nsan_range", 3, lambda *key: number.get(key, -1))
     busy = busy_times(report.export, [f"nsan_range(pid, device, {block_of()})"])
-    rows = [_row(report, each, busy.get((i,), 0)) for i, each in enumerate(joined)]
+    rows = [_row(report, each, busy.get((i,), Busy())) for i, each in enumerate(joined)]
     rows.sort(key=lambda row: (*hottest(_bytes(row), *row[11:14]), *ordered(row[2], row[3])))
     return Rows(rows)
 
@@ -77,8 +77,8 @@ def _bytes(row: Row) -> Any:
     return None if None in row[4:7] else sum(row[4:7])
 
 
-def _row(report: UmReport, each: Range, busy: int) -> Row:
-    time = busy if each.timed else None
+def _row(report: UmReport, each: Range, ran: Busy) -> Row:
+    time = ran.ns if each.timed else None
     first = None if each.first is None else each.first * BLOCK_BYTES
     moved = [each.total(name) for name in ("htod", "dtoh", "dtod", "evicted", "n")]
     return (
@@ -87,7 +87,7 @@ def _row(report: UmReport, each: Range, busy: int) -> Row:
         each.pid,
         each.device,
         *(report.known("migrations", figure) for figure in (*moved, time)),
-        per_second(each.total("moved"), time),
+        ran.rate(each.total("moved"), time),
         report.known("gpu_faults", each.total("batches")),
         report.known("gpu_faults", each.total("faults")),
         report.known("cpu_faults", each.total("cpu")),

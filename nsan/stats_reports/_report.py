@@ -23,11 +23,12 @@ _LONGEST = 200
 _MOST = (1 << 63) - 1
 _RANGES = (59, 60, 70, 71)
 _DOMAIN = 75
+_ANY = -1
 _OPTIONS: Sequence[Any] = (
     [["start"], {"type": int, "help": "only rows that start at this time or later, ns"}],
     [["end"], {"type": int, "help": "only rows that start before this time, ns"}],
     [["nvtx"], {"type": str, "help": "only the time and process of this NVTX range"}],
-    [["process"], {"type": int, "help": "only this process", "default": -1}],
+    [["process"], {"type": int, "help": "only this process", "default": _ANY}],
 )
 FILTERS = """
     Options:
@@ -86,6 +87,10 @@ class UmReport(_vendor.StatsReport):
         message: str | None = super().setup()
         if message is not None:
             return message
+        if self.parsed_args.process < _ANY:
+            raise self.Error_ArgumentError(
+                f"{self.script_name}: process= takes the id of a process."
+            )
         self.export = Export(self._dbcon, self._tables)
         self.recorded = Recorded(self.export)
         try:
@@ -126,8 +131,8 @@ class UmReport(_vendor.StatsReport):
 
     def _choose_part(self) -> str | None:
         asked = self.parsed_args
-        begin, end, pid = asked.start, asked.end, getattr(asked, "process", -1)
-        part = Part(begin, end, pid if pid is not None and pid >= 0 else None)
+        begin, end, pid = asked.start, asked.end, asked.process
+        part = Part(begin, end, None if pid == _ANY else pid)
         if asked.nvtx is not None:
             found = self._nvtx_range(asked.nvtx)
             if found is None:
@@ -252,6 +257,11 @@ def per_second(size: int | None, time_ns: int | None) -> float | None:
     return size * 1e9 / time_ns if size is not None and time_ns else None
 
 
+def added(one: int | None, other: int | None) -> int | None:
+    """Add two figures; None where either is unknown."""
+    return None if one is None or other is None else one + other
+
+
 def percent(part: int | None, whole: int | None) -> float | None:
     """Give a share in percent; None where it has no meaning."""
     return round(100 * part / whole, 1) if part is not None and whole else None
@@ -287,7 +297,18 @@ def _unreadable(error: Exception) -> str:
     )
 
 
-def busy_times(export: Export, by: Sequence[str]) -> dict[Row, int]:
+class Busy(NamedTuple):
+    """Time in which copies ran, ns, and whether one of them lies across an edge of the window."""
+
+    ns: int = 0
+    is_cut: bool = False
+
+    def rate(self, size: int | None, time_ns: int | None) -> float | None:
+        """Divide bytes by time; None where they are not of the same copies: bytes of a copy are not cut, its time is."""
+        return None if self.is_cut else per_second(size, time_ns)
+
+
+def busy_times(export: Export, by: Sequence[str]) -> dict[Row, Busy]:
     """Measure the time in which at least one migration of each group ran, cut at the edges of the window.
 
     Parameters
@@ -300,7 +321,7 @@ def busy_times(export: Export, by: Sequence[str]) -> dict[Row, int]:
     Returns
     -------
     dict
-        By group: nanoseconds, a union, never a sum of rows that overlap. Groups without time are left out.
+        By group: a union, never a sum of rows that overlap. Groups without time are left out.
     """
     groups = ", ".join(f"{sql} AS g{i}" for i, sql in enumerate(by))
     names = ", ".join(f"g{i}" for i in range(len(by)))
@@ -309,15 +330,15 @@ def busy_times(export: Export, by: Sequence[str]) -> dict[Row, int]:
         SELECT {names}, SUM(CASE
             WHEN reached IS NULL OR start >= reached THEN "end" - start
             WHEN "end" > reached THEN "end" - reached
-            ELSE 0 END)
+            ELSE 0 END), MAX(is_cut)
         FROM (
-            SELECT {names}, start, "end", MAX("end") OVER (
+            SELECT {names}, start, "end", is_cut, MAX("end") OVER (
                 PARTITION BY {names} ORDER BY start ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
             ) AS reached
-            FROM (SELECT {groups}, start, "end" FROM {export.reaching("migrations")})
+            FROM (SELECT {groups}, start, "end", is_cut FROM {export.reaching("migrations")})
             WHERE start < "end"
         )
         GROUP BY {names}
         """
     )
-    return {row[:-1]: row[-1] for row in found}
+    return {row[:-2]: Busy(row[-2], bool(row[-1])) for row in found}

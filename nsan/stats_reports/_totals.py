@@ -15,12 +15,12 @@ from nsan.stats_reports._export import (
     unsigned,
 )
 from nsan.stats_reports._report import (
+    Busy,
     Rows,
     UmReport,
     address,
     busy_times,
     ordered,
-    per_second,
 )
 
 Key = Tuple[Any, ...]
@@ -142,7 +142,8 @@ def totals(report: UmReport) -> Rows:
     rows = []
     for pid, device in sorted(found, key=lambda key: ordered(*key)):
         each = found[pid, device]
-        time = busy.get((pid, device), 0) if each.timed else None
+        ran = busy.get((pid, device), Busy())
+        time = ran.ns if each.timed else None
         places = [] if each.lacks_place else each.places
         moved = (each.n, each.htod, each.dtoh, each.dtod, each.evicted, time)
         rows.append(
@@ -150,7 +151,7 @@ def totals(report: UmReport) -> Rows:
                 pid,
                 device,
                 *(report.known("migrations", figure) for figure in moved),
-                per_second(each.moved, time),
+                ran.rate(each.moved, time),
                 report.known("gpu_faults", each.batches),
                 report.known("gpu_faults", each.faults),
                 report.known("cpu_faults", each.cpu),

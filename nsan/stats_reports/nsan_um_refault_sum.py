@@ -58,6 +58,15 @@ class NsanUmRefaultSum(_report.UmReport):
     rest_at = 2
     one_of = says = ("migrations",)
 
+    def setup(self) -> str | None:
+        """Check what is soon."""
+        message = super().setup()
+        if message is None and self.parsed_args.premature < 0:
+            raise self.Error_ArgumentError(
+                "nsan_um_refault_sum: premature= takes a time, 0 ns or more."
+            )
+        return message
+
     def why_empty(self) -> str | None:
         """Say that no GPU evicted anything."""
         return (

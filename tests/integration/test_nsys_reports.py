@@ -631,6 +631,70 @@ def test_an_nsys_that_cannot_tell_the_session_start_exports_anew(pair, use, tmp_
     assert n_migrations(pair[0]) == 3
 
 
+def test_an_export_beside_that_comes_changes_or_goes_is_seen_by_the_next_open(
+    use, inputs, tmp_path
+):
+    use(makes=export_of(tmp_path / "made.sqlite"), starts=export_of(tmp_path / "s.sqlite"))
+    report = a_report(inputs / "r.nsys-rep")
+    older(report, report)
+    assert n_migrations(report) == 3
+    beside = export_of(inputs / "r.sqlite", n=7)
+    assert n_migrations(report) == 7
+    beside.unlink()
+    export_of(beside, n=9)
+    assert n_migrations(report) == 9
+    beside.unlink()
+    assert n_migrations(report) == 3
+
+
+def test_an_export_beside_that_did_not_change_is_not_read_again(pair, use, tmp_path):
+    made = use(makes=export_of(tmp_path / "made.sqlite"), starts=export_of(tmp_path / "s.sqlite"))
+    assert n_migrations(pair[0]) == n_migrations(pair[0]) == 7
+    assert len(made.calls) == 1
+    # Written to in place, of the same length: its time is another.
+    times = pair[1].stat()
+    os.utime(pair[1], ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    assert n_migrations(pair[0]) == 7
+    assert len(made.calls) == 2
+
+
+def test_stores_of_earlier_exports_beside_leave_the_cache_after_a_day(use, inputs, tmp_path):
+    use(makes=export_of(tmp_path / "made.sqlite"), starts=export_of(tmp_path / "s.sqlite"))
+    report = a_report(inputs / "r.nsys-rep")
+    older(report, report)
+    assert n_migrations(report) == 3
+    [first] = (tmp_path / "cache" / "stores").iterdir()
+    old = first.stat().st_mtime - 100_000
+    os.utime(first / "manifest.json", (old, old))
+    export_of(inputs / "r.sqlite", n=7)
+    assert n_migrations(report) == 7
+    [second] = (tmp_path / "cache" / "stores").iterdir()
+    assert second != first
+
+
+def source_check(path):
+    return [check["text"] for check in nsan.summary(path)["health"] if check["id"] == "source"]
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_why_an_export_beside_was_not_read_is_told(case, pair, use, tmp_path):
+    words = unfit(case, pair)
+    use(makes=export_of(tmp_path / "made.sqlite"), starts=export_of(tmp_path / "s.sqlite"))
+    [text] = source_check(pair[0])
+    assert text.startswith("r.sqlite beside the report was not read: ")
+    assert words in text
+
+
+def test_an_export_of_another_session_is_named_so(pair, use, tmp_path):
+    use(makes=export_of(tmp_path / "made.sqlite"), starts=export_of(tmp_path / "s.sqlite", start=2))
+    assert "it is of another recording" in source_check(pair[0])[0]
+
+
+def test_an_export_beside_that_is_read_is_nothing_to_tell(pair, use, tmp_path):
+    use(makes=export_of(tmp_path / "made.sqlite"), starts=export_of(tmp_path / "s.sqlite"))
+    assert source_check(pair[0]) == []
+
+
 @pytest.mark.usefixtures("no_nsys")
 def test_an_export_beside_needs_no_nsys_and_is_said_not_to_be_checked(pair):
     assert n_migrations(pair[0]) == 7

@@ -67,8 +67,6 @@ def lay_beside(report, sample):
     with closing(sqlite3.connect(export)) as database:
         database.execute("UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = ?", (started,))
         database.commit()
-    # The store of the report alone is not for the recipe.
-    shutil.rmtree(os.environ["NSAN_CACHE_DIR"])
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +190,19 @@ def test_reports_without_unified_memory_end_as_the_framework_does_and_say_why(ba
     assert "no Unified Memory data" in done.stdout + done.stderr
     assert "--cuda-um-gpu-page-faults=true" in done.stdout + done.stderr
     assert not (base / "nothing").exists()
+
+
+def test_an_export_beside_that_is_not_read_is_named_with_the_reason(base):
+    place = base / "outdated"
+    place.mkdir()
+    shutil.copy2(base / "night" / "rank0.nsys-rep", place / "rank0.nsys-rep")
+    shutil.copy2(base / "night" / "rank0.sqlite", place / "rank0.sqlite")
+    os.utime(place / "rank0.sqlite", (0, 0))
+    words = ["--input", "outdated", "--mode", "none", "--output", "none of it"]
+    done = nsys(base, "recipe", "uvm_sum", *words)
+    said = done.stdout + done.stderr
+    assert "rank0.sqlite beside the report was not read: it is older than the report" in said
+    assert "no Unified Memory data" in said
 
 
 def test_a_python_without_nsan_is_named_in_one_line(base, tmp_path):

@@ -186,7 +186,7 @@ def check_kernels(trace, found):
         name = row["work"] if is_rest else row["name"]
         mine = rows.get((*gpu, row["work"], name))
         if mine is None:
-            assert row["work"] in {"cpu", "user_prefetch"}
+            assert row["work"] in {"cpu", "user_prefetch", "ambiguous"}
             assert not any(row[name] for name in ("n_fault_rows", "in_bytes", "evicted_bytes"))
             continue
         skipped = ("Instances", "Time") if is_rest else ()

@@ -14,6 +14,7 @@ from recipe_framework import NEW, OLD, Plain, framework, recipe_class, run
 from nsan.cli.recipe_shells import recipe_names
 from nsan.errors import UsageError
 from nsan.recipe.arguments import filters_in_words, filters_of, inputs_of
+from nsan.recipe.output import check_output
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -92,6 +93,48 @@ def test_results_that_cannot_be_written_are_an_error_in_one_line(tmp_path, caplo
         run("uvm_sum", [path], tmp_path / "out")
     assert stop.value.code == 1
     assert "the results cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--output", "file/out"], "Not a directory"),
+        (["--output", "file", "--force-overwrite"], "Not a directory"),
+        (["--output", f"{'x' * 300}"], "name too long"),
+    ],
+)
+def test_an_output_that_cannot_be_made_is_told_before_any_report_is_read(
+    tmp_path, monkeypatch, caplog, words, said
+):
+    monkeypatch.chdir(tmp_path)
+    path = x.Export().add(x.MEMCPY, x.migration(0, 5, 4096)).write(tmp_path / "a.sqlite")
+    (tmp_path / "file").write_text("mine")
+    context = Plain()
+    with pytest.raises(SystemExit) as stop:
+        run("uvm_sum", [path], tmp_path / "unused", *words, context=context)
+    assert stop.value.code == 1
+    assert len(caplog.records) == 1
+    assert said in caplog.text
+    assert context.mapped == []
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.sqlite", "file"]
+
+
+def test_results_of_before_stay_until_there_are_new_ones(tmp_path, caplog):
+    (tmp_path / "none.sqlite").write_text("no capture")
+    old = tmp_path / "out"
+    old.mkdir()
+    (old / "mine").write_text("of last week")
+    with pytest.raises(SystemExit):
+        run("uvm_sum", [tmp_path / "none.sqlite"], old, "--force-overwrite")
+    assert "the report could not be read" in caplog.text
+    assert (old / "mine").read_text() == "of last week"
+
+
+def test_where_an_output_can_be_made_nothing_is_left_by_trying(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for output in (None, "new/and/deep", str(tmp_path / "x")):
+        check_output(Namespace(output=output, force_overwrite=True))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_wheel_holds_all_of_each_recipe(tmp_path):

@@ -71,6 +71,14 @@ def test_a_table_whose_rows_have_units_of_their_own_shows_each_in_its_unit(folde
     assert "MiB" in moved
 
 
+def test_counts_of_a_row_are_counts_whatever_the_unit_of_its_values(folders):
+    table = Results(folders["uvm_sum"]).table("all_stats", rows=100)[0]
+    row = next(row for row in table.rows if row[0] == "duration_ns")
+    cells = dict(zip(table.heads, row, strict=True))
+    assert (cells["Reports"], cells["Unknown"]) == ("2", "0")
+    assert cells["Total"].endswith(" ms")
+
+
 def test_without_the_packages_that_draw_a_notebook_says_which_to_install(folders, monkeypatch):
     real = builtins.__import__
 

@@ -160,8 +160,16 @@ def test_installing_again_replaces_the_block_where_it_is(before, after):
     inside = with_block(before, LINES) + after
     again = with_block(inside, "export A=2\n")
     assert again.count(b"# >>> nsan recipe >>>") == 1
-    assert without_block(again) == before + after
+    joint = b"\n" * bool(before and not before.endswith(b"\n") and after)
+    assert without_block(again) == before + joint + after
     assert with_block(again, "export A=2\n") == again
+
+
+def test_lines_below_the_block_stay_lines_of_their_own_when_it_is_taken_out():
+    inside = with_block(b"alias l=ls", LINES) + b"alias m=more\n"
+    assert without_block(inside) == b"alias l=ls\nalias m=more\n"
+    twice = with_block(b"alias l=ls", LINES) + with_block(b"", LINES)
+    assert without_block(twice) == b"alias l=ls"
 
 
 @pytest.mark.parametrize("mark", ["# >>> nsan recipe >>>", "# <<< nsan recipe <<<"])
@@ -245,6 +253,41 @@ def test_a_shell_that_is_not_known_asks_for_its_file(home, capsys, monkeypatch):
     assert "--file FILE" in err
     assert printed(capsys, "install", "--file", str(home / "mine.fish"))[0] == 0
     assert "contains --" in (home / "mine.fish").read_text()
+
+
+@pytest.mark.parametrize("shell", ["csh", "tcsh"])
+def test_a_shell_of_another_language_is_refused_by_name(home, capsys, monkeypatch, shell):
+    monkeypatch.setenv("SHELL", f"/bin/{shell}")
+    for words in (["path"], ["install", "--file", str(home / "mine")]):
+        status, out, err = printed(capsys, *words)
+        assert (status, out) == (2, "")
+        assert f"SHELL is '{shell}'" in err
+        assert printed(capsys, *words, "--shell", "sh")[0] == 0
+    assert "export" in (home / "mine").read_text()
+
+
+@pytest.mark.parametrize("place", ["", "nothing/here", "{}/not there"])
+def test_a_home_that_is_no_folder_is_refused_and_nothing_is_made(home, capsys, monkeypatch, place):
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HOME", place.format(home))
+    status, _, err = printed(capsys, "install")
+    assert status == 2
+    assert "HOME is" in err
+    assert "--file FILE" in err
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [[], ["--remove"], ["--dry-run"]])
+def test_a_read_only_start_file_is_said_to_be_and_stays(home, capsys, words):
+    rc = home / ".bashrc"
+    rc.write_bytes(with_block(b"a\n", "export A=1\n") if words == ["--remove"] else b"a\n")
+    rc.chmod(0o444)
+    before = rc.read_bytes()
+    status, out, err = printed(capsys, "install", *words)
+    assert (status, out) == (1, "")
+    assert f"{rc} cannot be written: it is read-only" in err
+    assert "-o FILE" not in err
+    assert (rc.read_bytes(), rc.stat().st_mode & 0o777) == (before, 0o444)
 
 
 def test_a_start_file_that_is_a_folder_is_refused(home, capsys):

@@ -11,8 +11,10 @@ import pytest
 from recipe_framework import NEW, NoDataError, Plain, run
 
 import nsan
+from nsan.fleet.member import Member
 from nsan.recipe.jobs import attempt, member
-from nsan.recipe.um_sum import ALL_STATS, all_migrations, all_stats
+from nsan.recipe.plan import notes_on
+from nsan.recipe.um_sum import ALL_STATS, all_migrations, all_stats, cut_ways
 
 MIB = x.MIB
 
@@ -113,7 +115,7 @@ def test_a_sum_with_an_unknown_part_is_unknown():
             "busy_ns": [10, 20],
         }
     )
-    found = all_migrations(groups)
+    found = all_migrations(groups, cut_ways([]))
     assert found.select("n_reports", "n", "bytes", "bytes_fraction", "busy_ns").rows() == [
         (2, 7, None, None, 30)
     ]
@@ -145,7 +147,7 @@ def test_reports_of_which_none_can_be_read_are_an_error_and_nothing_is_written(t
         run("uvm_sum", [bad], tmp_path / "out")
     assert stop.value.code == 1
     assert not (tmp_path / "out").exists()
-    assert "none of 1 reports could be read" in caplog.text
+    assert "the report could not be read: nothing is written" in caplog.text
 
 
 def test_without_unified_memory_the_framework_is_told_and_the_switches_are_named(tmp_path, caplog):
@@ -163,6 +165,44 @@ def test_a_window_keeps_what_starts_in_it(ranks, tmp_path):
     out = run("uvm_sum", inputs(ranks), tmp_path / "out", "--start", "500", "--end", "3000")
     assert table(out, "rank_stats")["bytes"].to_list() == [2 * MIB, 0]
     assert "500 ns to 3000 ns" in json.loads((out / "about.json").read_text())["part"]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "rate"), [(500, 1500, None), (0, 1500, None), (0, 2000, 2 * MIB / 2e-6)]
+)
+def test_a_rate_is_null_where_a_window_cuts_a_migration(tmp_path, start, end, rate):
+    # One of 2000 ns and one within it: what starts in a window has not the bytes of what only reaches in.
+    path = tmp_path / "a.sqlite"
+    export(path, x.migration(0, 2000, MIB), x.migration(800, 900, MIB))
+    out = run("uvm_sum", [path], tmp_path / "out", "--start", str(start), "--end", str(end))
+    found = table(out, "all_migrations").row(0, named=True)
+    assert found["busy_ns"] == end - start
+    assert found["bytes_per_s"] == (rate and pytest.approx(rate))
+
+
+def test_modelled_reports_among_recorded_ones_are_counted(tmp_path, caplog):
+    sample = x.REPOSITORY / "sample_data" / "model" / "two_gpus" / "two_gpus.sqlite"
+    export(tmp_path / "a.sqlite", x.migration(0, 2000, MIB))
+    out = run("uvm_sum", [tmp_path / "a.sqlite", sample], tmp_path / "out")
+    assert "Modelled, not recorded: 1 of 2 reports" in caplog.text
+    assert any(
+        "1 of 2 reports" in note for note in json.loads((out / "about.json").read_text())["notes"]
+    )
+
+
+def test_what_the_reading_of_a_report_warned_of_is_a_note():
+    info = {
+        "kind": "nsys-report",
+        "warnings": ["r.sqlite beside the report was not read: it is older."],
+    }
+    about = {"capture": {}, "doubtful": []}
+    members = [Member("a", rank, f"{rank}.nsys-rep", info | about, {}) for rank in range(12)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nsan.recipe.plan.has_um_data", lambda *_: True)
+        notes = notes_on(members)
+    assert notes[0] == "0.nsys-rep: r.sqlite beside the report was not read: it is older."
+    assert len(notes) == 11
+    assert notes[-1].startswith("2 more warnings")
 
 
 def test_an_empty_window_is_refused(ranks, tmp_path, caplog):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import exports as x
 import polars as pl
 import pytest
@@ -9,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recipe_framework import run
 
+from nsan.charts.saving import specification
 from nsan.fleet.member import Member
+from nsan.recipe.pictures import drawn
+from nsan.recipe.results import Results
 from nsan.recipe.time_bins import Grid, Placed, grid_of, in_bins
 from nsan.recipe.um_time_map import offsets_of
 
@@ -117,6 +122,19 @@ def test_sessions_that_are_hardly_of_one_run_are_pointed_out(tmp_path, caplog):
     run("uvm_time_map", sorted(tmp_path.glob("*.sqlite")), tmp_path / "out")
     assert "apart" in caplog.text
     assert "--disable-alignment" in caplog.text
+
+
+def test_time_in_the_charts_is_that_of_the_run(tmp_path, caplog):
+    for rank, utc in enumerate((0, 400)):
+        write(tmp_path / f"rank{rank}.sqlite", x.migration(0, 1000, 4096), utc=utc)
+    paths = sorted(tmp_path.glob("*.sqlite"))
+    results = Results(run("uvm_time_map", paths, tmp_path / "out"))
+    for name in ("time_map", "time_mean"):
+        text = json.dumps(specification(drawn(results, name)))
+        assert "Time since the first session of the run began, ns" in text
+    assert "Not aligned" not in caplog.text
+    run("uvm_time_map", paths, tmp_path / "each", "--disable-alignment")
+    assert "Not aligned, as asked" in caplog.text
 
 
 def test_what_was_not_recorded_is_unknown_and_the_share_of_the_rest_is_shown(tmp_path):
