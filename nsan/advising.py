@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from nsan.analysis.advisor.advice import Advice, Silent
 from nsan.analysis.advisor.facts import span_ns
 from nsan.analysis.advisor.ranking import named, ranked
-from nsan.analysis.advisor.rules import RULES
+from nsan.analysis.advisor.rules import RULES, Rule
 from nsan.asking import Asked
+from nsan.errors import OverBudgetError
 
 if TYPE_CHECKING:
     from nsan.analysis.advisor.facts import Facts
@@ -94,11 +95,19 @@ def advised(facts: Facts) -> Advised:
     """
     if facts.is_part and not _has_events(facts):
         return Advised((), tuple(Silent(each.name, _NOTHING, is_known=False) for each in RULES))
-    said = [each for rule in RULES for each in rule.ask(facts)]
+    said = [each for rule in RULES for each in _said(rule, facts)]
     n_processes = len(facts.summary["processes"])
     advice = [named(each, n_processes) for each in said if isinstance(each, Advice)]
     silent = [each for each in said if isinstance(each, Silent)]
     return Advised(tuple(ranked(advice, RULES, span_ns(facts))), tuple(silent))
+
+
+def _said(rule: Rule, facts: Facts) -> list[Advice | Silent]:
+    """Ask a rule; one that would need too much memory is silent, and says so."""
+    try:
+        return list(rule.ask(facts))
+    except OverBudgetError as error:
+        return [Silent(rule.name, str(error), is_known=False)]
 
 
 def _has_events(facts: Facts) -> bool:

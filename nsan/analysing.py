@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import polars as pl
 
 from nsan.analysis.catalog import Analysis, find
+from nsan.analysis.costs import check_cost, rows_held, takes_places_apart
 from nsan.analysis.result import KIND, Figure
-from nsan.errors import UsageError
+from nsan.errors import OverBudgetError, UsageError
 from nsan.info import MODEL_KIND
 from nsan.plugins import own_analyses
+from nsan.schema import TABLES
 
 if TYPE_CHECKING:
     from nsan.analysis.catalog import Subject
@@ -107,6 +109,8 @@ def run_analysis(
     UsageError
         If the analysis needs the whole capture and the trace is a part of it, or it is about the
         other kind of source.
+    OverBudgetError
+        If it would need more memory than may be used.
     """
     mine = subject_of(source)
     if mine == "joined" and analysis.subject != "joined":
@@ -118,7 +122,24 @@ def run_analysis(
     if mine == "snapshot":
         return analysis.run(tables, options)
     trace = cast("Joined", source).trace if mine == "joined" else cast("Trace", source)
+    _check_cost(trace, analysis)
     return _run_on_trace(trace, analysis, tables, options)
+
+
+def _check_cost(trace: Trace, analysis: Analysis) -> None:
+    """Refuse an analysis that would not fit into memory; rows are counted only where that decides."""
+    known = trace.capture_totals
+    if known is not None:
+        most = sum(known["counts"].get(table, 0) for table in analysis.reads)
+        try:
+            check_cost(analysis, most)
+        except OverBudgetError:
+            if not trace.is_filtered and not takes_places_apart(analysis):
+                raise
+        else:
+            return
+    tables = {table: getattr(trace, table) for table in analysis.reads if table in TABLES}
+    check_cost(analysis, rows_held(analysis, tables))
 
 
 def _half(joined: Joined, analysis: Analysis) -> Source:

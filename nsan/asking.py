@@ -13,7 +13,7 @@ from nsan.analysing import kinds_of, run_analysis
 from nsan.analysis.catalog import find as find_analysis
 from nsan.analysis.keeping import Keeping
 from nsan.contract import summary
-from nsan.errors import NsanError, UsageError
+from nsan.errors import NsanError, OverBudgetError, UsageError
 from nsan.joined import join
 from nsan.opening import open_snapshot, open_trace
 from nsan.pca_found import snapshot_beside
@@ -178,9 +178,17 @@ class Asked:
         return found
 
     def rows_of(self, name: str, options: Mapping[str, Any] | None = None) -> pl.DataFrame | None:
-        """Run an analysis, as :meth:`frame`; None where it gives no row or cannot be asked, as of a part."""
+        """Run an analysis, as :meth:`frame`; None where it gives no row or cannot be asked, as of a part.
+
+        Raises
+        ------
+        OverBudgetError
+            If it would need more memory than may be used.
+        """
         try:
             found = self.frame(name, options)
+        except OverBudgetError:
+            raise  # that there is nothing must not be read out of it
         except NsanError:
             return None
         return found if found.height else None

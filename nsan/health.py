@@ -260,6 +260,9 @@ _MOST_HOLES: Final = 3
 def _lost_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
     """Say where rows are missing, or how far that could be checked."""
     holes, replay = totals["lost_rows"]["holes"], totals["lost_rows"]["replay"]
+    if not_run := totals["lost_rows"].get("not_run"):
+        yield Check("lost_rows", "unknown", f"Whether rows were lost was not looked at: {not_run}")
+        return
     for hole in holes[:1]:
         said = [_hole(each) for each in holes[:_MOST_HOLES]]
         if len(holes) > _MOST_HOLES:

@@ -131,7 +131,7 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-def check(what: str, rows: int, bytes_per_row: int) -> None:
+def check(what: str, rows: int, bytes_per_row: int, *, of_many: bool = False) -> None:
     """Refuse what needs more memory than may be used, before it is begun.
 
     Parameters
@@ -142,6 +142,9 @@ def check(what: str, rows: int, bytes_per_row: int) -> None:
         Rows that it holds at a time.
     bytes_per_row : int
         Bytes that each takes, as measured.
+    of_many : bool, default False
+        One thing of many that are asked in turn: what was kept of others, and what they did not give
+        back yet, is there too. So it may have half.
 
     Raises
     ------
@@ -149,7 +152,7 @@ def check(what: str, rows: int, bytes_per_row: int) -> None:
         If it would not fit.
     """
     need = rows * bytes_per_row + _BASE_BYTES
-    most = budget()
+    most = budget() // 2 if of_many else budget()
     if rows and need > most:
         raise OverBudgetError(
             what, f"{format_count(rows)} rows", format_bytes(need), format_bytes(most)

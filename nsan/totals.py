@@ -9,7 +9,10 @@ import polars as pl
 
 from nsan.analysis import faults, health, migrations
 from nsan.analysis.catalog import find
+from nsan.analysis.costs import check_cost, rows_held
 from nsan.analysis.loss.lost_rows import holes_and_replay
+from nsan.analysis.slices import inside, stretches
+from nsan.errors import OverBudgetError
 from nsan.trace import Trace
 from nsan.uvm.constants import MANAGED_KINDS
 
@@ -50,7 +53,7 @@ def totals(trace: Trace) -> dict[str, Any]:
     lazy = _figures(trace)
     known = trace.capture_totals
     if known is None:
-        lazy |= _health_figures(trace)
+        lazy["migration figures"] = health.migration_figures(trace.migrations)
     rows = dict(zip(lazy, pl.collect_all(list(lazy.values())), strict=True))
     one = {name: frame.row(0, named=True) for name, frame in rows.items() if frame.height == 1}
     counts = {name: one[f"n {name}"]["n"] for name in _SPANS}
@@ -74,33 +77,30 @@ def totals(trace: Trace) -> dict[str, Any]:
         "processes": trace.processes.collect().to_dicts(),
         "diagnostics": rows["diagnostics"].to_dicts(),
         # Those of the capture: a window would cut batches from their copies.
-        "figures": known["figures"] if known else {name: one[name] for name in _HEALTH},
+        "figures": known["figures"] if known else _health_figures(trace, one),
         "fault_rows": known["fault_rows"] if known else _asked(trace, "fault_row_checks"),
         "lost_rows": known["lost_rows"] if known else _lost_rows(trace),
     }
 
 
-def _lost_rows(trace: Trace) -> dict[str, list[dict[str, Any]]]:
+def _lost_rows(trace: Trace) -> dict[str, Any]:
     """Find holes in a whole capture, and how far the prefetcher's rule could be checked."""
     if trace.is_filtered:
         return {"holes": [], "replay": []}  # what a filter leaves out would look lost
-    holes, replay = holes_and_replay(
-        {table: getattr(trace, table) for table in find("lost_rows").reads}
-    )
+    tables = {table: getattr(trace, table) for table in find("lost_rows").reads}
+    try:
+        check_cost(find("lost_rows"), rows_held(find("lost_rows"), tables))
+    except OverBudgetError as error:
+        return {"holes": [], "replay": [], "not_run": str(error)}
+    holes, replay = holes_and_replay(tables)
     return {"holes": holes.to_dicts(), "replay": replay.to_dicts()}
 
 
 def _asked(trace: Trace, name: str) -> list[dict[str, Any]]:
-    """Run an analysis of the catalogue."""
+    """Run an analysis of the catalogue; its own work is bounded, so it is never refused."""
     analysis = find(name)
     found = analysis.run({table: getattr(trace, table) for table in analysis.reads})
     return found.collect().to_dicts()
-
-
-_HEALTH: Final = (
-    "migration figures",
-    "clock figures",
-)
 
 
 def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
@@ -131,13 +131,20 @@ def _figures(trace: Trace) -> dict[str, pl.LazyFrame]:
     }
 
 
-def _health_figures(trace: Trace) -> dict[str, pl.LazyFrame]:
+def _health_figures(trace: Trace, one: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     devices = trace.devices.collect()
     mixed = devices.height > 1 or trace.processes.collect().height > 1
-    faults_, kernels = (on_gpus(frame, devices) for frame in (trace.gpu_faults, trace.kernels))
+    rows, kernels = (on_gpus(frame, devices) for frame in (trace.gpu_faults, trace.kernels))
+    # Each fault row is compared with kernels alone: rows may come stretch by stretch.
+    parts = [
+        health.clock_figures(rows.filter(inside("start_ns", part)), kernels, mixed=mixed)
+        for part in stretches((trace.gpu_faults, "start_ns"))
+    ]
+    found = pl.concat(part.collect() for part in parts)
+    clocks = found.select(pl.col("n_outside_kernels").sum(), pl.col("kernel_lag_ns").max())
     return {
-        "migration figures": health.migration_figures(trace.migrations),
-        "clock figures": health.clock_figures(faults_, kernels, mixed=mixed),
+        "migration figures": one["migration figures"],
+        "clock figures": clocks.row(0, named=True),
     }
 
 
@@ -225,7 +232,7 @@ def on_gpus(rows: pl.LazyFrame, devices: pl.DataFrame) -> pl.LazyFrame:
 
 
 def _with_busy(trace: Trace, groups: pl.DataFrame) -> list[dict[str, Any]]:
-    """Add to each group of migrations the time in which one was running."""
+    """Add to each group of migrations the time in which one was running, and whether a window cuts one."""
     whole = trace.unwindowed or trace
     keys = list(migrations.GROUPS)
     found = migrations.busy_by_group(whole.migrations, trace.windows, by=keys)
@@ -236,6 +243,9 @@ def _with_busy(trace: Trace, groups: pl.DataFrame) -> list[dict[str, Any]]:
     )
     rows = groups.join(found, on=keys, how="left", nulls_equal=True, maintain_order="left")
     rows = rows.join(lacking, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    cut = migrations.cut_groups(whole.migrations, trace.windows)
+    rows = rows.join(cut, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    rows = rows.with_columns(pl.col("is_cut").fill_null(value=False))
     known = pl.lit("busy" not in trace.info.doubtful)
     busy = pl.when(known & pl.col("lacks").not_()).then(pl.col("covered_ns").fill_null(0))
     return rows.with_columns(busy_ns=busy).drop("covered_ns", "lacks").to_dicts()

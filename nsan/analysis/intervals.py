@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 
 from nsan.analysis.nearest import nearest
+from nsan.analysis.slices import inside, stretches
 from nsan.info import Window
 
 
@@ -51,6 +52,48 @@ def union(intervals: pl.LazyFrame, *, by: Sequence[str] = ()) -> pl.LazyFrame:
         start.filter(opens),
         pl.col("_reach").filter(closes).alias("end_ns"),
     )
+
+
+def union_in_parts(intervals: pl.LazyFrame, *, by: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
+    """Merge intervals stretch by stretch of their starts, in memory that does not grow with their number.
+
+    Parameters
+    ----------
+    intervals : LazyFrame
+        As for :func:`union`.
+    by : sequence of str
+        As for :func:`union`.
+
+    Returns
+    -------
+    iterator of DataFrame
+        As of :func:`union`; all parts together cover the same time, none of it twice. Where a part goes
+        on what an earlier one began, the two touch.
+    """
+    keys = list(by)
+    rows = intervals.select(*keys, "start_ns", "end_ns").filter(
+        pl.col("start_ns") < pl.col("end_ns")
+    )
+    reached: pl.DataFrame | None = None
+    for part in stretches((rows, "start_ns")):
+        merged = union(rows.filter(inside("start_ns", part)), by=keys).collect()
+        if reached is not None:
+            merged = _behind(merged, reached, keys)
+        yield merged
+        parts = [merged.select(*keys, _reached="end_ns"), *([] if reached is None else [reached])]
+        furthest = pl.col("_reached").max()
+        reached = pl.concat(parts)
+        reached = reached.group_by(keys).agg(furthest) if keys else reached.select(furthest)
+
+
+def _behind(merged: pl.DataFrame, reached: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Cut off what lies before the ends that were reached."""
+    if keys:
+        found = merged.join(reached, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    else:
+        found = merged.join(reached, how="cross")
+    start = pl.max_horizontal("start_ns", "_reached")
+    return found.with_columns(start_ns=start).filter(start < pl.col("end_ns")).drop("_reached")
 
 
 def intersection(

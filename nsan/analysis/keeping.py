@@ -7,8 +7,11 @@ objects, never for tables that look alike: a plan does not tell a function of Py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakValueDictionary, finalize
+
+from nsan.memory_budget import budget
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,6 +20,9 @@ T = TypeVar("T")
 
 _MOST: Final = 6
 """Results that are kept at most: of a capture of millions of rows some take hundreds of MB."""
+
+_SHARE: Final = 8
+"""All that is kept takes at most so many'th of the memory that may be used: an analysis wants the rest."""
 
 _NOTHING: Final = object()
 
@@ -52,6 +58,11 @@ class Keeping:
 
     def __init__(self) -> None:
         self._kept = _SHARED.setdefault("", _Kept())
+
+
+def keeps() -> bool:
+    """Say whether somebody asks for several analyses, so that what they share is kept."""
+    return _kept() is not None
 
 
 def handed(table: pl.LazyFrame, columns: Sequence[str]) -> pl.LazyFrame:
@@ -103,6 +114,26 @@ def once(name: str, build: Callable[[], T], *frames: pl.LazyFrame) -> T:
     found, _ = kept.results.pop(key, (_NOTHING, ()))
     result: T = build() if found is _NOTHING else found
     kept.results[key] = result, known
+    _let_go(kept)
+    return result
+
+
+def _let_go(kept: _Kept) -> None:
+    """Let the oldest results go while there are too many, or they take too much."""
     for oldest in list(kept.results)[:-_MOST]:
         kept.results.pop(oldest, None)
-    return result
+    sizes = {key: _bytes_of(each) for key, (each, _) in list(kept.results.items())}
+    most, taken = budget() // _SHARE, sum(sizes.values())
+    for oldest, size in sizes.items():
+        if taken <= most:
+            return
+        kept.results.pop(oldest, None)
+        taken -= size
+
+
+def _bytes_of(result: object) -> int:
+    """Say what a table takes, or the tables in a result."""
+    size = getattr(result, "estimated_size", None)
+    if size is not None:
+        return int(size())
+    return sum(_bytes_of(each) for each in vars(result).values()) if is_dataclass(result) else 0

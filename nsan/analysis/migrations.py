@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-from nsan.analysis.intervals import complete_sum, covered, union
+from nsan.analysis.intervals import complete_sum, covered, union_in_parts
 from nsan.info import Window
 
 GROUPS: Final = ("direction", "cause", "device_id", "pid")
@@ -53,6 +53,33 @@ def migrations_by_group(migrations: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
+def cut_groups(migrations: pl.LazyFrame, windows: Sequence[Window] | None) -> pl.DataFrame:
+    """Find the groups that have a migration across an edge of the windows.
+
+    Its busy time is clipped there and its bytes cannot be, so that these make no rate.
+
+    Parameters
+    ----------
+    migrations : LazyFrame, ``MIGRATIONS``
+        All rows, wherever they start.
+    windows : sequence of (int, int), or None
+        Disjoint, in order, ns; None is all time.
+
+    Returns
+    -------
+    DataFrame
+        One row per such group: the columns of ``GROUPS`` and ``is_cut``, which is true.
+    """
+    edges = pl.Series("edge", sorted({e for window in windows or () for e in window}), pl.Int64)
+    if edges.is_empty():
+        return migrations.select(*GROUPS, is_cut=pl.lit(value=True)).clear().collect()
+    rows = migrations.filter(pl.all_horizontal(pl.col("start_ns", "end_ns").is_not_null()))
+    n_before_end = pl.lit(edges).search_sorted(pl.col("end_ns"), side="left")
+    n_until_start = pl.lit(edges).search_sorted(pl.col("start_ns"), side="right")
+    rows = rows.filter(n_before_end > n_until_start)
+    return rows.select(*GROUPS, is_cut=pl.lit(value=True)).unique().collect()
+
+
 def busy_by_group(
     intervals: pl.LazyFrame, windows: Sequence[Window] | None, *, by: Sequence[str]
 ) -> pl.DataFrame:
@@ -75,8 +102,14 @@ def busy_by_group(
         overlapping rows. Groups without any time are left out.
     """
     groups = intervals.select(by).unique().collect()
-    if by and groups.height != 1:
-        return covered(union(intervals, by=by).collect(), windows, by=by)
-    whole = covered(union(intervals).collect(), windows)
+    apart = list(by) if groups.height != 1 else []
+    if windows:
+        reaches_in = (pl.col("end_ns") > windows[0][0]) & (pl.col("start_ns") < windows[-1][1])
+        intervals = intervals.filter(reaches_in)
+    parts = [covered(part, windows, by=apart) for part in union_in_parts(intervals, by=apart)]
+    found, sums = pl.concat(parts), pl.col("covered_ns").sum()
+    if apart:
+        return found.group_by(apart).agg(sums).sort(apart)
+    whole = found.select(sums)
     # One group, as on a machine with one GPU: nothing needs to be kept apart.
     return groups.join(whole.filter(pl.col("covered_ns") > 0), how="cross") if by else whole

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from nsan.analysis.busy import busy_of, islands_in_parts
 from nsan.analysis.catalog import analysis
 from nsan.analysis.driver.pushes import with_push_id
-from nsan.analysis.intervals import union
 from nsan.analysis.migrations import GROUPS, migrations_by_group
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed, recorded
 from nsan.errors import UsageError
@@ -105,22 +105,6 @@ COPY_COST: Final = Result(
 )
 
 
-def _islands(rows: pl.LazyFrame, by: list[str]) -> pl.LazyFrame:
-    """Merge the copies of each group; where starts are coarse only their lengths are exact.
-
-    Copies of one GPU and direction never overlap (measured), so these lengths add up.
-    """
-    exact = pl.col("sequence").is_null()
-    columns = (*by, "start_ns", "end_ns")
-    coarse = rows.filter(~exact & (pl.col("start_ns") < pl.col("end_ns"))).select(columns)
-    return pl.concat([union(rows.filter(exact), by=by), coarse])
-
-
-def _busy(rows: pl.LazyFrame, by: list[str]) -> pl.LazyFrame:
-    length = pl.col("end_ns") - pl.col("start_ns")
-    return _islands(rows, by).group_by(by).agg(busy_ns=length.sum())
-
-
 def _with_rates(groups: pl.LazyFrame) -> pl.LazyFrame:
     """Add shares and bandwidth; without any time there is no bandwidth."""
     busy = pl.col("busy_ns").fill_null(0)
@@ -164,7 +148,7 @@ def traffic_matrix(migrations: pl.LazyFrame) -> pl.LazyFrame:
     """
     rows = migrations.select(_GROUP_READS)
     groups = migrations_by_group(rows).rename({"n": "n_migrations"})
-    busy = _busy(rows, [*GROUPS])
+    busy = busy_of(rows, [*GROUPS])
     return _with_rates(
         groups.join(busy, on=GROUPS, how="left", nulls_equal=True, maintain_order="left")
     ).select(TRAFFIC.cast())
@@ -195,7 +179,7 @@ def migrations_by_cause(migrations: pl.LazyFrame) -> pl.LazyFrame:
     groups = migrations.group_by(by).agg(
         n_migrations=pl.len(), bytes=pl.when(whole).then(pl.col("bytes").sum())
     )
-    busy = _busy(migrations, by)
+    busy = busy_of(migrations, by)
     return (
         _with_rates(groups.join(busy, on=by, how="left", nulls_equal=True))
         .sort(["bytes", *by], descending=[True, False, False], nulls_last=True)
@@ -244,16 +228,18 @@ def traffic_over_time(
 
 def _over_time(migrations: pl.LazyFrame, n_bins: int, window_ns: int) -> pl.DataFrame:
     by = [*_KEYS, "direction", "cause"]
-    rows = (
-        migrations.select(*by, "start_ns", "end_ns", "bytes", "sequence")
-        .filter(pl.col("start_ns").is_not_null())
-        .collect()
+    rows = migrations.select(*by, "start_ns", "end_ns", "bytes", "sequence").filter(
+        pl.col("start_ns").is_not_null()
     )
-    if rows.is_empty():
+    first, last = (
+        rows.select(
+            pl.min("start_ns"), last=pl.max_horizontal(pl.max("start_ns"), pl.max("end_ns"))
+        )
+        .collect()
+        .row(0)
+    )
+    if first is None:
         return TRAFFIC_OVER_TIME.empty().collect()
-    first, last = rows.select(
-        pl.min("start_ns"), last=pl.max_horizontal(pl.max("start_ns"), pl.max("end_ns"))
-    ).row(0)
     width = window_ns or max(-(-(last - first) // n_bins), 1)
     origin = 0 if window_ns else first
     if (last - first) // width > _MAX_BINS:
@@ -261,9 +247,14 @@ def _over_time(migrations: pl.LazyFrame, n_bins: int, window_ns: int) -> pl.Data
     place = (pl.col("start_ns") - origin) // width
     # A last start at the very end belongs to the last stretch, not to one more.
     place = place if window_ns else pl.min_horizontal(place, n_bins - 1)
-    moved = rows.group_by(*by, bin_id=place).agg(n_migrations=pl.len(), bytes=pl.col("bytes").sum())
-    pieces = _clipped(_islands(rows.lazy(), by).collect(), origin, width)
-    busy = pieces.group_by(*by, "bin_id").agg(pl.col("busy_ns").sum())
+    sums = {"n_migrations": pl.len(), "bytes": pl.col("bytes").sum()}
+    moved = rows.group_by(*by, bin_id=place).agg(**sums).collect()
+    added = pl.col("busy_ns").sum()
+    pieces = [
+        _clipped(part, origin, width).group_by(*by, "bin_id").agg(added)
+        for part in islands_in_parts(rows, by)
+    ]
+    busy = pl.concat(pieces).group_by(*by, "bin_id").agg(added)
     edge = pl.col("bin_id") * width + origin
     return (
         moved.join(busy, on=[*by, "bin_id"], how="full", coalesce=True, nulls_equal=True)
@@ -334,7 +325,7 @@ def transfer_efficiency(migrations: pl.LazyFrame) -> pl.LazyFrame:
     whole = pl.col("bytes").sum().over(_WAY)
     small = pl.col("bytes").filter(pl.col("min_bytes") < BIG_PAGE_BYTES).sum().over(_WAY)
     return (
-        found.join(_busy(rows, by), on=by, how="left", nulls_equal=True)
+        found.join(busy_of(rows, by), on=by, how="left", nulls_equal=True)
         .with_columns(pl.col("busy_ns").fill_null(0))
         .with_columns(
             bytes_per_s=_ratio(pl.col("bytes") * float(NS_PER_S), pl.col("busy_ns")),

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nsan.cli.arguments import add_filters, add_output, add_verbosity
+from nsan.cli.arguments import add_filters, add_memory, add_output, add_verbosity
 from nsan.cli.output import write_document
 from nsan.cli.results import (
     add_analysis_options,
@@ -101,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_snapshot(parser)
     add_verbosity(parser)
+    add_memory(parser)
     add_by(parser, {"summary": "", **BY, **BY_JOINED}, "summary")
     add_analysis_options(parser)
     add_filters(parser)

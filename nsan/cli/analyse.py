@@ -17,7 +17,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsan.cli.arguments import add_filters, add_output, add_verbosity, write_result
+from nsan.cli.arguments import add_filters, add_memory, add_output, add_verbosity, write_result
 from nsan.cli.results import add_analysis_options, add_snapshot, run_named
 from nsan.errors import UsageError
 from nsan.tabular.text import Field, dash, json_text, table
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_snapshot(parser)
     add_verbosity(parser)
+    add_memory(parser)
     add_analysis_options(parser)
     add_filters(parser)
     add_output(parser)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nsan.cli.arguments import (
     add_filters,
+    add_memory,
     add_output,
     add_verbosity,
     from_zero,
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", metavar="A", nargs="*", type=Path, help="trace or folder of traces, the base first"
     )
     add_verbosity(parser)
+    add_memory(parser)
     group = parser.add_argument_group("runs that are not in folders")
     for side, what in (("base", "the base"), ("other", "what is compared with it")):
         group.add_argument(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsan.cli.arguments import (
     add_filters,
+    add_memory,
     add_verbosity,
     filtered,
     located,
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=FORMATS, help="write this instead of a chart")
     add_snapshot(parser)
     add_verbosity(parser)
+    add_memory(parser)
     _add_chart(parser)
     add_tables(parser)
     add_filters(parser)

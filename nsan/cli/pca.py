@@ -22,6 +22,7 @@ import argparse
 from pathlib import Path
 
 from nsan.cli.arguments import (
+    add_memory,
     add_output,
     add_verbosity,
     from_zero,
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
     parser.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="see above")
     add_verbosity(parser)
+    add_memory(parser)
     group = parser.add_argument_group("runs that do not say how they allocate")
     for side, what in (("off", "without"), ("on", "with")):
         group.add_argument(

@@ -40,6 +40,10 @@ _BY_START: Final = frozenset(
 ) - {"nvtx_ranges", "nvtx_marks"}
 """Event tables, which are sorted by start. Context tables come in their order."""
 
+_SAMPLES_PER_BUCKET: Final = 1_000
+_PARTS_AT_ONCE: Final = 4
+"""Parts that are put into buckets at a time: fewer and larger files."""
+
 _TIE_BREAKS: Final = ("sequence", "end_ns", "device_id", "pid", "va", "bytes", "correlation_id")
 """What orders rows that start together: their own order where the source has one, else their values,
 so that the order of an export's rows never shows."""
@@ -109,26 +113,30 @@ class StoreWriter:
         return described
 
     def _sort_again(self, table: str, parts: list[_Part]) -> list[_Part]:
-        """Sort a table whose rows came in any order, one stretch of starts at a time."""
-        rows = pl.scan_parquet([part.file for part in parts], glob=False)
-        n_rows = sum(part.n_rows for part in parts)
-        step = max(1, n_rows // 100_000)
-        sample = (
-            rows.select(pl.col("start_ns").gather_every(step))
-            .collect()["start_ns"]
-            .drop_nulls()
-            .sort()
-        )
-        n_buckets = max(1, -(-n_rows // self.rows_per_part))
-        at = range(len(sample) // n_buckets, len(sample), max(1, len(sample) // n_buckets))
-        cuts = sorted({sample[i] for i in at} - {sample.min()}) if len(sample) else []
+        """Sort a table whose rows came in any order: into buckets of starts, each read once, then each bucket."""
+        edges = pl.Series(_cuts(parts, self.rows_per_part), dtype=pl.Int64)
+        scratch = self.folder / table / "buckets"
+        scratch.mkdir()
+        in_bucket: dict[int, list[Path]] = {}
+        for number, some in enumerate(_few(parts, _PARTS_AT_ONCE * self.rows_per_part)):
+            rows = pl.concat(pl.read_parquet(part.file) for part in some)
+            rows = rows.sort("start_ns", nulls_last=True, maintain_order=True)
+            # In order, so that the share of a bucket is a slice; rows without a start are the last.
+            places = rows["start_ns"].drop_nulls().search_sorted(edges, side="left").to_list()
+            for bucket, (low, high) in enumerate(pairwise([0, *places, rows.height])):
+                if low < high:
+                    file = scratch / f"{bucket:05}-{number:05}.parquet"
+                    rows.slice(low, high - low).write_parquet(file, compression="lz4")
+                    in_bucket.setdefault(bucket, []).append(file)
+            for part in some:
+                part.file.unlink()
         done = []
-        for number, inside in enumerate(_stretches(cuts)):
-            frame = _sorted(rows.filter(inside).collect())
-            if frame.height:
-                done.append(self._write(table, f"sorted-{number:05}.parquet", frame))
-        for part in parts:
-            part.file.unlink()
+        for bucket, files in sorted(in_bucket.items()):
+            frame = _sorted(pl.concat(pl.read_parquet(file) for file in files))
+            done.append(self._write(table, f"sorted-{bucket:05}.parquet", frame))
+            for file in files:
+                file.unlink()
+        scratch.rmdir()
         return done
 
     def trace(self, info: TraceInfo, tables: dict[str, dict[str, Any]]) -> Trace:
@@ -164,16 +172,29 @@ def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.sort(keys, nulls_last=True, maintain_order=True)
 
 
-def _stretches(cuts: list[int]) -> Iterator[pl.Expr]:
-    """Conditions that part all rows by start; rows without a start belong to the last."""
-    start = pl.col("start_ns")
-    for low, high in zip([None, *cuts], [*cuts, None], strict=True):
-        inside = pl.lit(value=True)
-        if low is not None:
-            inside &= start >= low
-        if high is not None:
-            inside &= start < high
-        yield inside if high is not None else inside.fill_null(value=True)
+def _few(parts: list[_Part], rows: int) -> Iterator[list[_Part]]:
+    """Take parts together that hold about so many rows."""
+    some: list[_Part] = []
+    for part in parts:
+        if some and sum(each.n_rows for each in some) + part.n_rows > rows:
+            yield some
+            some = []
+        some.append(part)
+    if some:
+        yield some
+
+
+def _cuts(parts: list[_Part], rows_per_part: int) -> list[int]:
+    """Choose starts that cut a table into buckets of about so many rows."""
+    n_rows = sum(part.n_rows for part in parts)
+    n_buckets = max(1, -(-n_rows // rows_per_part))
+    step = max(1, n_rows // (_SAMPLES_PER_BUCKET * n_buckets))
+    starts = (pl.read_parquet(part.file, columns=["start_ns"])["start_ns"] for part in parts)
+    sample = pl.concat(each.drop_nulls().gather_every(step) for each in starts).sort()
+    if sample.is_empty():
+        return []
+    at = range(len(sample) // n_buckets, len(sample), max(1, len(sample) // n_buckets))
+    return sorted({sample[i] for i in at} - {sample[0]})
 
 
 def _ascending(parts: list[_Part]) -> bool:

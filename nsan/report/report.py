@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nsan.advising import advised
 from nsan.analysis.catalog import find as find_analysis
@@ -15,8 +15,8 @@ from nsan.asking import Asked
 from nsan.charting import analyses_of, chart_or_reason
 from nsan.charting import find as find_chart
 from nsan.charts.saving import rendered, specification
-from nsan.errors import NsanError, UsageError
-from nsan.report.blocks import Picture, Text
+from nsan.errors import NsanError, OverBudgetError, UsageError
+from nsan.report.blocks import Block, Picture, Text
 from nsan.report.shown import Blocks
 from nsan.report.standing import worst_kind
 from nsan.report.tables import as_table, no_row
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from nsan.analysing import Source
     from nsan.analysis.catalog import Analysis
     from nsan.charts.palette import Theme
+
+
+T = TypeVar("T")
+
+_LEFT_OUT: Final = "Left out of this report:"
 
 
 class Report(Asked):
@@ -121,6 +126,9 @@ class Report(Asked):
         self._section = name
         try:
             found = Blocks(section.write(self))
+        except OverBudgetError as error:
+            self.used.pop(name, None)
+            return Blocks([Text(f"{_LEFT_OUT} {error}", "warning")])
         finally:
             self._section = before
         if section.needs_events and not self.is_part and self.is_empty:
@@ -128,6 +136,43 @@ class Report(Asked):
                 replace(each, tone="empty") if isinstance(each, Text) else each for each in found
             )
         return found
+
+    def part(self, write: Callable[[], Iterable[Block]]) -> list[Block]:
+        """Write a part of a section; one that would need too much memory is one line that says so.
+
+        Parameters
+        ----------
+        write : callable
+            Gives the blocks of the part.
+
+        Returns
+        -------
+        list of Block
+            What stands in the section.
+        """
+        none: Iterable[Block] = ()
+        found, left_out = self.attempt(write, none)
+        return [*found, *left_out]
+
+    def attempt(self, ask: Callable[[], T], otherwise: T) -> tuple[T, list[Block]]:
+        """Ask for what may need too much memory.
+
+        Parameters
+        ----------
+        ask : callable
+            Gives it.
+        otherwise : object
+            What stands for it where it does not fit.
+
+        Returns
+        -------
+        object, list of Block
+            It, or what stands for it and a line that says so.
+        """
+        try:
+            return ask(), []
+        except OverBudgetError as error:
+            return otherwise, [Text(f"{_LEFT_OUT} {error}", "warning")]
 
     def rests_on(self, names: Iterable[str]) -> None:
         """Keep of the analyses that the section being written asked those that it stands on.

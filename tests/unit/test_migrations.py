@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsan.analysis.migrations import GROUPS, migrations_by_group
+import nsan
+from nsan.analysis.migrations import GROUPS, cut_groups, migrations_by_group
 from nsan.schema import MIGRATIONS
 
 
@@ -102,6 +103,40 @@ def test_the_busy_time_of_a_rate_is_a_union(summary_of):
     ]
     assert got["busy_ns"] == 200
     assert got["bytes_per_s"] == 8192 / 200 * 1e9
+
+
+@pytest.mark.parametrize(
+    ("window", "busy", "has_rate"),
+    [((300, 600), 300, False), ((0, 600), 600, False), ((0, 1000), 1000, True), (None, 1000, True)],
+)
+def test_a_rate_is_null_where_a_window_cuts_a_copy(trace_of, window, busy, has_rate):
+    # The first copy runs through: within 300 to 600 starts a page only, in 300 ns of its time.
+    trace = trace_of(moved(x.migration(0, 1000, 1 << 30), x.migration(400, 500, 4096)))
+    got = nsan.summary(trace.filter(time=window) if window else trace)["migrations"]["groups"][0]
+    assert got["busy_ns"] == busy
+    assert got["bytes_per_s"] == (((1 << 30) + 4096) / 1000 * 1e9 if has_rate else None)
+    assert "is_cut" not in got
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=6),
+    st.lists(st.integers(0, 40), max_size=6, unique=True).map(sorted),
+)
+def test_a_group_is_cut_where_a_row_holds_time_on_both_sides_of_an_edge(rows, edges):
+    windows = list(zip(edges[::2], edges[1::2], strict=False))
+    frame = MIGRATIONS.empty().collect().clear(len(rows))
+    frame = frame.with_columns(
+        pl.Series("start_ns", [start for start, _ in rows]),
+        pl.Series("end_ns", [start + length for start, length in rows]),
+        pl.Series("pid", range(len(rows)), pl.UInt32),
+    )
+    bounds = [edge for window in windows for edge in window]
+    expected = {
+        i
+        for i, (start, length) in enumerate(rows)
+        if any({edge - 1, edge} <= set(range(start, start + length)) for edge in bounds)
+    }
+    assert set(cut_groups(frame.lazy(), windows or None)["pid"]) == expected
 
 
 def test_a_copy_of_no_length_has_no_rate_but_counts_in_bytes(summary_of):

@@ -7,10 +7,11 @@ neighbouring dense cells are one cluster, cells beside a dense one are its borde
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from nsan.analysis.apart import lots
 from nsan.analysis.catalog import analysis
 from nsan.analysis.clustering.cells import NOISE, labelled, mapped
 from nsan.analysis.clustering.stretches import (
@@ -28,10 +29,14 @@ from nsan.analysis.clustering.stretches import (
     with_running_kernel,
 )
 from nsan.analysis.clustering.walks import CLASS_COLUMNS, classes_of
-from nsan.analysis.driver.fault_rows import usable_rows
+from nsan.analysis.driver.fault_rows import usable_places
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
 from nsan.errors import UsageError
 from nsan.uvm.constants import PUSH_GAPS_NS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _WALK: Final = ("pattern", "stride_bytes", "r2")
 
@@ -187,37 +192,56 @@ def fault_clusters(
     _check(time_bin_ns, min_pages, reach)
 
     def build() -> pl.DataFrame:
-        copies = mapped(migrations, time_bin_ns, faults_only=True)
-        cells = labelled(copies, min_pages, reach)
-        events = _in_batches(copies, usable_rows(gpu_faults, migrations))
-        by = [*KEYS, "cluster_id"]
-        placed = events.filter(pl.col("kind") == 0).join(
-            cells.select("cell", "cluster_id"), on="cell", how="left", maintain_order="left"
-        )
-        summed = _summed(cells, kernels)
-        rows = _rows(gpu_faults, placed)
-        walks = classes_of(
-            placed.filter(pl.col("cluster_id") != NOISE).rename({"cluster_id": "group"})
-        ).rename({"group": "cluster_id"})
-        counts = [
-            *ACCESS_MIX,
-            "n_fault_rows",
-            "n_cells",
-            "n_va_blocks",
-            "n_pages",
-            "bytes",
-            "n_kernels",
-        ]
-        return (
-            summed.collect()
-            .join(rows, on=by, how="full", nulls_equal=True, coalesce=True)
-            .join(walks.select("cluster_id", *_WALK), on="cluster_id", how="left")
-            .with_columns(pl.col(counts).fill_null(0))
-            .with_columns(traffic_fraction=share_of(pl.col("bytes")))
-            .sort(*KEYS, pl.col("cluster_id") == NOISE, "cluster_id")
-        )
+        usable = usable_places(gpu_faults, migrations)
+        parts, n_clusters = [], 0
+        for rows, copies, ran in lots(gpu_faults, migrations, kernels):
+            binned = mapped(copies, time_bin_ns, faults_only=True)
+            found = _clusters(labelled(binned, min_pages, reach), binned, rows, usable, ran)
+            is_cluster = pl.col("cluster_id") >= 0
+            number = pl.when(is_cluster).then(pl.col("cluster_id") + n_clusters)
+            parts.append(found.with_columns(cluster_id=number.otherwise("cluster_id")))
+            n_clusters += found.filter(is_cluster).height
+        return pl.concat(parts).sort(*KEYS, pl.col("cluster_id") == NOISE, "cluster_id")
 
     return FAULT_CLUSTERS.from_rows(build)
+
+
+def _clusters(
+    cells: pl.DataFrame,
+    copies: pl.DataFrame,
+    gpu_faults: pl.LazyFrame,
+    usable: pl.DataFrame,
+    kernels: pl.LazyFrame,
+) -> pl.DataFrame:
+    """Add up clusters from 0, of processes and GPUs that are looked at together."""
+    rows = gpu_faults.join(usable.lazy(), on=KEYS, how="semi", nulls_equal=True)
+    events = _in_batches(copies, rows)
+    del copies
+    placed = events.filter(pl.col("kind") == 0).join(
+        cells.select("cell", "cluster_id"), on="cell", how="left", maintain_order="left"
+    )
+    del events
+    counted = _rows(gpu_faults, placed)
+    walks = classes_of(
+        placed.filter(pl.col("cluster_id") != NOISE).rename({"cluster_id": "group"})
+    ).rename({"group": "cluster_id"})
+    counts = [
+        *ACCESS_MIX,
+        "n_fault_rows",
+        "n_cells",
+        "n_va_blocks",
+        "n_pages",
+        "bytes",
+        "n_kernels",
+    ]
+    return (
+        _summed(cells, kernels)
+        .collect()
+        .join(counted, on=[*KEYS, "cluster_id"], how="full", nulls_equal=True, coalesce=True)
+        .join(walks.select("cluster_id", *_WALK), on="cluster_id", how="left")
+        .with_columns(pl.col(counts).fill_null(0))
+        .with_columns(traffic_fraction=share_of(pl.col("bytes")))
+    )
 
 
 def _in_batches(copies: pl.DataFrame, gpu_faults: pl.LazyFrame) -> pl.DataFrame:
@@ -228,16 +252,18 @@ def _in_batches(copies: pl.DataFrame, gpu_faults: pl.LazyFrame) -> pl.DataFrame:
     """
     import numpy as np
 
-    ends = gpu_faults.select(*KEYS, row_end="end_ns").drop_nulls("row_end").unique().collect()
     starts, place = copies["start_ns"].to_numpy(), copies["place"].to_numpy()
     row = np.full(copies.height, -1, dtype=np.int64)
-    ordered = ends.sort(*KEYS, "row_end").with_row_index("row")
-    for one in copies.unique("place").select(*KEYS, "place").iter_rows(named=True):
+    row_end = np.zeros(copies.height, dtype=np.int64)
+    passed = 0
+    for one in copies.unique("place").sort("place").select(*KEYS, "place").iter_rows(named=True):
         low, high = np.searchsorted(place, [one["place"], one["place"] + 1])
-        mine = ordered.filter(pl.col(k).eq_missing(pl.lit(one[k], ends.schema[k])) for k in KEYS)
-        at = np.searchsorted(mine["row_end"].to_numpy(), starts[low:high])
-        first = int(mine["row"][0]) if mine.height else 0
-        row[low:high] = np.where(at < mine.height, at + first, -1)
+        ends = _ends(gpu_faults, {key: one[key] for key in KEYS})
+        at = np.searchsorted(ends, starts[low:high])
+        has_row = at < len(ends)
+        row[low:high] = np.where(has_row, at + passed, -1)
+        row_end[low:high][has_row] = ends[at[has_row]]
+        passed += len(ends)
     same = pl.col("va_block") == pl.col("va_block").shift(1)
     chained = same & (pl.col("start_ns") - pl.col("end_ns").shift(1)).is_in(PUSH_GAPS_NS)
     ascends = pl.col("va_block") > pl.col("va_block").shift(1)
@@ -249,12 +275,20 @@ def _in_batches(copies: pl.DataFrame, gpu_faults: pl.LazyFrame) -> pl.DataFrame:
         copies.with_columns(row=pl.Series(row))
         .with_columns(
             batch_id=opens.fill_null(value=True).cum_sum().cast(pl.Int64),
-            row_end=ordered["row_end"].gather(pl.Series(row).clip(0))
-            if ends.height
-            else pl.lit(None, pl.Int64),
+            row_end=pl.Series(row_end),
         )
         .with_columns(row_end=pl.when(pl.col("row") >= 0).then("row_end"))
     )
+
+
+def _ends(gpu_faults: pl.LazyFrame, place: dict[str, int | None]) -> NDArray[np.int64]:
+    """List the ends of the rows of a process and GPU, in order, each once."""
+    import numpy as np
+
+    schema = gpu_faults.collect_schema()
+    mine = [pl.col(k).eq_missing(pl.lit(value, schema[k])) for k, value in place.items()]
+    found = gpu_faults.filter(mine).select(pl.col("end_ns").drop_nulls()).collect()
+    return np.unique(found["end_ns"].to_numpy())
 
 
 def _rows(gpu_faults: pl.LazyFrame, placed: pl.DataFrame) -> pl.DataFrame:

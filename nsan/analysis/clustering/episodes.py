@@ -28,7 +28,8 @@ from nsan.analysis.clustering.stretches import (
     with_running_kernel,
 )
 from nsan.analysis.driver.batches import batches
-from nsan.analysis.driver.fault_rows import fault_copies, usable_rows
+from nsan.analysis.driver.fault_rows import usable_rows
+from nsan.analysis.driver.rows_and_copies import fault_copies
 from nsan.analysis.nearest import nearest
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
 from nsan.errors import UsageError

@@ -14,19 +14,18 @@ from typing import Final
 import polars as pl
 
 from nsan.analysis.catalog import analysis
-from nsan.analysis.driver.fault_rows import (
-    COPY_READS,
-    KEYS,
-    ROW_READS,
-    USABLE_STYLES,
-    fault_copies,
-    fault_row_checks,
-    in_rows,
-    row_groups,
-)
+from nsan.analysis.driver.fault_rows import USABLE_STYLES, fault_row_checks
 from nsan.analysis.driver.from_copies import with_group
 from nsan.analysis.driver.outcomes import OUTCOME, with_outcome
 from nsan.analysis.driver.pushes import with_push_id
+from nsan.analysis.driver.rows_and_copies import (
+    COPY_READS,
+    KEYS,
+    ROW_READS,
+    fault_copies,
+    in_rows,
+    row_groups,
+)
 from nsan.analysis.driver.staging import first_legs
 from nsan.analysis.keeping import once
 from nsan.analysis.nearest import nearest

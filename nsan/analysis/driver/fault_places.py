@@ -12,7 +12,7 @@ import polars as pl
 
 from nsan.analysis.catalog import analysis
 from nsan.analysis.driver.batches import BATCH_READS, batches
-from nsan.analysis.driver.fault_rows import ROW_READS
+from nsan.analysis.driver.rows_and_copies import ROW_READS
 from nsan.analysis.result import PID, Result, derived, recorded
 from nsan.schema import ACCESS
 from nsan.uvm.constants import (

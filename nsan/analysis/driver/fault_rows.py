@@ -12,18 +12,10 @@ from typing import Final
 import polars as pl
 
 from nsan.analysis.catalog import analysis
+from nsan.analysis.driver.row_figures import figures_of
+from nsan.analysis.driver.rows_and_copies import COPY_READS, KEYS, ROW_READS
 from nsan.analysis.keeping import once
-from nsan.analysis.nearest import nearest
 from nsan.analysis.result import DEVICE, PID, Result, derived, reconstructed
-from nsan.uvm.constants import (
-    CAUSE_COHERENCE,
-    CAUSE_PREFETCH,
-    FAULT_BATCH_SIZE,
-    PAGE_BYTES,
-    VA_BLOCK_BYTES,
-)
-
-KEYS: Final = ["pid", "device_id"]
 
 STYLES: Final = (
     "no_rows",
@@ -85,60 +77,6 @@ FAULT_ROW_CHECKS: Final = Result(
     ),
 )
 
-ROW_READS: Final = (
-    "start_ns",
-    "end_ns",
-    "pid",
-    "device_id",
-    "va",
-    "n_page_faults",
-    "access",
-    "sequence",
-)
-COPY_READS: Final = (
-    "start_ns",
-    "end_ns",
-    "pid",
-    "device_id",
-    "va",
-    "bytes",
-    "direction",
-    "cause_id",
-)
-
-
-def row_groups(gpu_faults: pl.LazyFrame) -> pl.LazyFrame:
-    """Put rows that share their end together: the end of the replay identifies the batch.
-
-    Parameters
-    ----------
-    gpu_faults : LazyFrame, ``GPU_FAULTS``
-        Rows of the fault table, in any order.
-
-    Returns
-    -------
-    LazyFrame
-        One row per process, GPU and end, in that order: ``pid``, ``device_id``, ``start_ns`` (the
-        earliest), ``end_ns``, ``before_ns`` (the end before, null for the first), ``va``,
-        ``n_page_faults``, ``access`` (all of the lowest page), ``n_rows``, ``n_row_blocks``,
-        ``is_coarse`` (times printed with few digits). Rows without an end or an address are left out.
-    """
-    lowest = pl.col("va").arg_min()
-    return (
-        gpu_faults.filter(pl.col("end_ns").is_not_null() & pl.col("va").is_not_null())
-        .sort(*KEYS, "end_ns", "va", "start_ns", "n_page_faults", "access")
-        .group_by(*KEYS, "end_ns", maintain_order=True)
-        .agg(
-            pl.col("start_ns").min(),
-            pl.col("n_page_faults", "access").get(lowest),
-            pl.col("va").min(),
-            n_rows=pl.len().cast(pl.Int64),
-            n_row_blocks=(pl.col("va") // VA_BLOCK_BYTES).n_unique().cast(pl.Int64),
-            is_coarse=pl.col("sequence").is_not_null().any(),
-        )
-        .with_columns(before_ns=pl.col("end_ns").shift(1).over(KEYS))
-    )
-
 
 def usable_rows(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFrame:
     """Keep the fault rows of processes and GPUs where rows tell the batches.
@@ -155,56 +93,28 @@ def usable_rows(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.LazyFr
     LazyFrame
         The rows whose style is one of ``USABLE_STYLES``.
     """
-    styles = fault_row_checks(gpu_faults, migrations).filter(
-        pl.col("style").cast(pl.String).is_in(USABLE_STYLES)
-    )
-    return gpu_faults.join(styles.select(KEYS), on=KEYS, how="semi", nulls_equal=True)
+    usable = usable_places(gpu_faults, migrations).lazy()
+    return gpu_faults.join(usable, on=KEYS, how="semi", nulls_equal=True)
 
 
-def fault_copies(migrations: pl.LazyFrame) -> pl.LazyFrame:
-    """Keep the copies to a GPU that page faults caused, or may have where no cause is known.
+def usable_places(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.DataFrame:
+    """List the processes and GPUs where rows tell the batches.
 
     Parameters
     ----------
+    gpu_faults : LazyFrame, ``GPU_FAULTS``
+        Rows of the fault table.
     migrations : LazyFrame, ``MIGRATIONS``
-        One row per migration.
+        One row per migration: what the rows are judged by.
 
     Returns
     -------
-    LazyFrame
-        Copies to a GPU by a page fault or the driver's prefetcher that have a start and an address.
+    DataFrame
+        ``pid``, ``device_id``: those whose style is one of ``USABLE_STYLES``.
     """
-    known = pl.col("start_ns").is_not_null() & pl.col("va").is_not_null()
-    caused = pl.col("cause_id").is_in([CAUSE_COHERENCE, CAUSE_PREFETCH])
-    unsaid = pl.col("cause_id").is_null() | (pl.col("cause_id") == 0)
-    return migrations.filter(known & (pl.col("direction") != "dtoh") & (caused | unsaid))
-
-
-def in_rows(copies: pl.LazyFrame, groups: pl.LazyFrame) -> pl.LazyFrame:
-    """Find for each copy the row in whose (previous end, end] it starts.
-
-    Parameters
-    ----------
-    copies : LazyFrame
-        Migrations of any cause with a start; other columns stay.
-    groups : LazyFrame
-        As of :func:`row_groups`.
-
-    Returns
-    -------
-    LazyFrame
-        The copies, by start, with ``row_start``, ``row_end``, ``row_va`` and ``inside``: false where
-        the copy began before its fault was raised or is not over at the replay. Then the row of its
-        batch is missing. Coarse times cannot tell, and every copy counts as inside.
-    """
-    rows = groups.select(*KEYS, "is_coarse", row_start="start_ns", row_end="end_ns", row_va="va")
-    late = pl.col("end_ns") > pl.col("row_end")
-    early = pl.col("start_ns") < pl.col("row_start")
-    return (
-        nearest(copies, rows, on=("start_ns", "row_end"), by=KEYS, forward=True)
-        .with_columns(inside=(pl.col("is_coarse") | ~(late | early)).fill_null(value=False))
-        .drop("is_coarse")
-    )
+    styles = fault_row_checks(gpu_faults, migrations)
+    usable = pl.col("style").cast(pl.String).is_in(USABLE_STYLES)
+    return styles.filter(usable).select(KEYS).collect()
 
 
 @analysis(
@@ -241,111 +151,11 @@ def fault_row_checks(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.L
 
 
 def _checks(gpu_faults: pl.LazyFrame, migrations: pl.LazyFrame) -> pl.DataFrame:
-    rows = gpu_faults.filter(pl.col("end_ns").is_not_null() & pl.col("va").is_not_null())
-    groups = row_groups(rows)
-    placed = in_rows(fault_copies(migrations), groups)
-    parts = [
-        _row_figures(rows, groups),
-        _copy_figures(placed),
-        _lag_figures(placed),
-        _pending_figures(groups, placed),
-    ]
-    figures, *others = pl.collect_all(parts)
+    figures = figures_of(gpu_faults, migrations)
     if figures.is_empty():
         return pl.DataFrame(schema=FAULT_ROW_CHECKS.schema)
-    for part in others:
-        figures = figures.join(part, on=KEYS, how="full", nulls_equal=True, coalesce=True)
-    figures = figures.sort(KEYS)
     counts = [c.name for c in FAULT_ROW_CHECKS.columns if c.name.startswith("n_")]
     return figures.with_columns(pl.col(counts).fill_null(0)).with_columns(style=_style())
-
-
-def _row_figures(rows: pl.LazyFrame, groups: pl.LazyFrame) -> pl.LazyFrame:
-    end = pl.col("end_ns")
-    ordered = rows.sort(*KEYS, "start_ns", "end_ns").with_columns(_before=end.shift(1).over(KEYS))
-    by_row = ordered.group_by(KEYS, maintain_order=True).agg(
-        n_rows=pl.len().cast(pl.Int64),
-        n_out_of_order=(end < pl.col("_before")).sum(),
-        n_counts_outside=pl.col("n_page_faults").is_between(1, FAULT_BATCH_SIZE).not_().sum(),
-        n_full=(pl.col("n_page_faults") >= 0.9 * FAULT_BATCH_SIZE).sum(),
-        n_other_access=(pl.col("access") == "other").sum(),
-        coarse=pl.col("sequence").is_not_null().any(),
-    )
-    by_end = groups.group_by(KEYS).agg(
-        n_ends=pl.len().cast(pl.Int64),
-        n_starts=pl.col("start_ns").n_unique(),
-        one_each=(pl.col("n_rows") == pl.col("n_row_blocks")).all(),
-    )
-    return by_row.join(by_end, on=KEYS, how="left", nulls_equal=True, maintain_order="left")
-
-
-def _copy_figures(placed: pl.LazyFrame) -> pl.LazyFrame:
-    faulted = placed.filter(pl.col("cause_id") == CAUSE_COHERENCE).sort(
-        *KEYS, "start_ns", "va", "end_ns", "bytes", "inside"
-    )
-    batch = [*KEYS, "row_end"]
-    same = pl.all_horizontal(pl.col(key).eq_missing(pl.col(key).shift(1)) for key in batch)
-    falls = (pl.col("va") < pl.col("va").shift(1)) & pl.col("inside") & pl.col("inside").shift(1)
-    return (
-        faulted.with_columns(
-            _falls=(same & falls).fill_null(value=False),
-            _opens=same.not_().fill_null(value=True) & pl.col("inside"),
-        )
-        .group_by(KEYS)
-        .agg(
-            n_copies=pl.len().cast(pl.Int64),
-            n_copies_outside=pl.col("inside").not_().sum(),
-            n_descending=pl.col("_falls").sum(),
-            # Ascending, so that the first copy of a row is its lowest.
-            n_rows_above=(pl.col("_opens") & (pl.col("row_va") > pl.col("va"))).sum(),
-        )
-    )
-
-
-def _lag_figures(placed: pl.LazyFrame) -> pl.LazyFrame:
-    lag = pl.col("row_end") - pl.col("end_ns")
-    return (
-        placed.filter("inside")
-        .group_by(*KEYS, "row_end")
-        .agg(lag=lag.min(), between=(pl.col("direction") == "dtod").any())
-        # What comes from another GPU has work after its copies; the law was measured without.
-        .filter(~pl.col("between"))
-        .group_by(KEYS)
-        .agg(
-            n_data=pl.len(),
-            lag_p25_ns=pl.col("lag").quantile(0.25, interpolation="lower"),
-            lag_p75_ns=pl.col("lag").quantile(0.75, interpolation="higher"),
-        )
-    )
-
-
-def _pending_figures(groups: pl.LazyFrame, placed: pl.LazyFrame) -> pl.LazyFrame:
-    """Count rows whose page came between their start and the end before theirs."""
-    page = pl.col("va") // PAGE_BYTES
-    pages = (
-        placed.filter(
-            (pl.col("cause_id") == CAUSE_COHERENCE) & pl.col("bytes").is_between(1, VA_BLOCK_BYTES)
-        )
-        .with_columns(_last=(pl.col("va") + pl.col("bytes").cast(pl.UInt64) - 1) // PAGE_BYTES)
-        .select(*KEYS, "start_ns", "row_end", _page=pl.int_ranges(page, pl.col("_last") + 1))
-        .explode("_page")
-        .select(*KEYS, "_page", came_ns="start_ns", came_row="row_end")
-    )
-    with_copies = placed.select(*KEYS, end_ns="row_end", has_copies=True).unique()
-    return (
-        groups.join(with_copies, on=[*KEYS, "end_ns"], how="left", nulls_equal=True)
-        .with_columns(_page=page.cast(pl.Int64))
-        .join(pages.cast({"_page": pl.Int64}), on=[*KEYS, "_page"], nulls_equal=True)
-        .filter(pl.col("came_ns").is_between("start_ns", "before_ns"))
-        .group_by(KEYS)
-        .agg(
-            n_pending=pl.col("end_ns").n_unique().cast(pl.Int64),
-            n_pending_empty=pl.col("end_ns")
-            .filter(pl.col("has_copies").is_null())
-            .n_unique()
-            .cast(pl.Int64),
-        )
-    )
 
 
 def _style() -> pl.Expr:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from nsan.analysis.driver.fault_rows import KEYS
+from nsan.analysis.driver.rows_and_copies import KEYS
 from nsan.analysis.nearest import nearest
 from nsan.uvm.constants import CAUSE_COHERENCE, PAGE_BYTES
 

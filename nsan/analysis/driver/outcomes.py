@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from nsan.analysis.driver.fault_rows import KEYS
+from nsan.analysis.driver.rows_and_copies import KEYS
 from nsan.analysis.nearest import nearest
 from nsan.analysis.segments import cut, edges_of
 from nsan.uvm.constants import PAGE_BYTES, VA_BLOCK_BYTES

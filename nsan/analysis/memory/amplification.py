@@ -14,6 +14,7 @@ from nsan.analysis.catalog import analysis
 from nsan.analysis.intervals import subtraction, union
 from nsan.analysis.result import DEVICE, PID, Result, derived, recorded
 from nsan.analysis.segments import cut, edges_of
+from nsan.analysis.slices import inside, stretches
 from nsan.uvm.constants import (
     CAUSE_COHERENCE,
     CAUSE_EVICTION,
@@ -278,6 +279,8 @@ def _evicted_next(moves: pl.DataFrame) -> pl.DataFrame:
 
 
 _MOST_BYTES: Final = 1 << 30
+
+_ROWS_AT_ONCE: Final = 1 << 17
 """No copy is larger than a VA block; a size beyond this is a broken cell, and left as it is."""
 
 
@@ -366,8 +369,20 @@ def with_block_life(events: pl.DataFrame) -> pl.DataFrame:
         start_ns="va",
         end_ns=pl.col("va") + pl.col("bytes").cast(pl.UInt64),
     )
-    rest = subtraction(ranges.filter("comes"), ranges.filter("_evicts"), by=["life"])
-    incomplete = rest.select("life").unique().collect()["life"]
+    # Lives have nothing to do with each other: a few at a time, as this takes kilobytes of memory for a row.
+    parts = [
+        subtraction(
+            ranges.filter(mine & pl.col("comes")),
+            ranges.filter(mine & pl.col("_evicts")),
+            by=["life"],
+        )
+        .select("life")
+        .unique()
+        .collect()
+        for part in stretches((ranges, "life"), rows=_ROWS_AT_ONCE)
+        for mine in [inside("life", part)]
+    ]
+    incomplete = pl.concat(parts)["life"]
     last = pl.col("life") == pl.col("life").max().over("_place")
     kept = pl.col("life").is_in(incomplete.implode()) & ~last
     # Where something stayed, the lives of the block are one.

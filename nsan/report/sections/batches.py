@@ -193,14 +193,17 @@ def _spent(report: Report) -> Blocks:
     if found.is_empty():
         return Blocks()
     fits = found.unique(["pid", "device_id"], maintain_order=True)
-    r2 = share(min(fits["r2"].to_list())) + " or more" * (fits.height > 1)
+    # Where all services take the same time, there is no variance to explain.
+    known = fits["r2"].drop_nulls().to_list()
+    least = share(min(known)) + " or more" * (len(known) > 1) if known else ""
+    explains = f" that explains {least} of the variance" if known else ""
     return report.table(
         "service_fit",
         frame=found,
         columns=shown("service_fit", found, _FIT),
         title=(
-            "What service is spent on, per batch and each thing in it: a fit that explains "
-            f"{r2} of the variance, with its 95 % interval (one that holds 0 tells nothing)"
+            f"What service is spent on, per batch and each thing in it: a fit{explains}, with its 95 % interval "
+            "(one that holds 0 tells nothing)"
         ),
     )
 

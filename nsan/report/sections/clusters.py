@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from nsan.analysis.catalog import find
 from nsan.report.blocks import Text, quoted
 from nsan.report.sections.saying import (
     Said,
@@ -86,12 +87,13 @@ def write(report: Report) -> Blocks:
             else "faults brought nothing to a GPU"
         )
         return Blocks([Text(f"There are no fault clusters: {why}.", "note")])
-    patterns = report.frame("access_patterns").sort(
-        "faulted_bytes", "pid", "device_id", "kernel", "va", descending=[True, *[False] * 4]
-    )
+    none = find("access_patterns").result.empty().collect()
+    patterns, no_patterns = report.attempt(lambda: _patterns(report), none)
+    unsaid: list[Said] = []
+    episodes, no_episodes = report.attempt(lambda: [*_episodes(report)], unsaid)
     said = [
         *_crowds(report, found, largest, patterns),
-        *_episodes(report),
+        *episodes,
         (_evidence(report), ""),
         *unsized(report),
     ]
@@ -108,7 +110,14 @@ def write(report: Report) -> Blocks:
             title="The largest clusters",
         )
         + _walks(report, patterns)
+        + [*no_patterns, *no_episodes]
     )
+
+
+def _patterns(report: Report) -> pl.DataFrame:
+    """Ask for the walks through allocations, those that moved most first."""
+    order = ("faulted_bytes", "pid", "device_id", "kernel", "va")
+    return report.frame("access_patterns").sort(order, descending=[True, *[False] * 4])
 
 
 def _crowds(

@@ -260,9 +260,9 @@ def _by_gpu(report: Report, blocks: pl.DataFrame) -> Blocks:
     """Show the totals by GPU, where there are several."""
     if blocks.select("pid", "device_id").n_unique() < 2:
         return Blocks()
-    return report.table(
-        "refault_totals", columns=shown("refault_totals", blocks, _TOTALS), title="Evictions by GPU"
-    )
+    found = report.frame("refault_totals")
+    columns = shown("refault_totals", found, _TOTALS)
+    return report.table("refault_totals", columns=columns, title="Evictions by GPU")
 
 
 def _by_block(report: Report, blocks: pl.DataFrame) -> Blocks:

@@ -68,10 +68,10 @@ def write(report: Report) -> Blocks:
     if not has_rows(report, "migrations") and not has_rows(report, "gpu_faults"):
         return Blocks([nothing_moved(report, "such places")])
     parts = {
-        ("faults_by_kernel", "top_kernels"): _kernels(report),
-        ("faults_by_nvtx",): _ranges(report),
-        ("faults_by_allocation", "top_allocations"): _allocations(report),
-        ("faults_by_va_block",): _va_blocks(report),
+        ("faults_by_kernel", "top_kernels"): report.part(lambda: _kernels(report)),
+        ("faults_by_nvtx",): report.part(lambda: _ranges(report)),
+        ("faults_by_allocation", "top_allocations"): report.part(lambda: _allocations(report)),
+        ("faults_by_va_block",): report.part(lambda: _va_blocks(report)),
     }
     report.rests_on(name for names, blocks in parts.items() if blocks for name in names)
     return Blocks([*(block for blocks in parts.values() for block in blocks), *_missing(report)])

@@ -41,7 +41,7 @@ def write(report: Report) -> Blocks:
     if not has_rows(report, "migrations"):
         return Blocks([nothing_moved(report, "migrations", of_faults=False)])
     blocks: list[Block] = [*report.chart("migrations_over_time"), *_matrix(report)]
-    blocks += [*_prefetcher(report), *_driver_events(report)]
+    blocks += [*report.part(lambda: _prefetcher(report)), *_driver_events(report)]
     return Blocks(blocks)
 
 
