@@ -108,7 +108,7 @@ def text_of(answer: Answer, look: Look = Look()) -> str:
 def _head(answer: Answer, n: int, look: Look) -> str:
     source = look.name(answer.asked.summary["source"])
     is_known = all(each.is_known for each in answer.found.silent)
-    nothing = "nothing to do" if is_known else "nothing to do, as far as was recorded"
+    nothing = "nothing to do" if is_known else "nothing to do, as far as is known"
     nothing = NOTHING if answer.found.is_nothing else nothing
     said = counted(n, "thing to change", "things to change") if n else nothing
     title = f"{'# ' * look.markdown}{source}: {said}"
@@ -272,7 +272,7 @@ def _silent(silent: Iterable[Silent], look: Look, *, is_clean: bool) -> Iterator
         n = sum(map(len, known.values()))
         yield look.wrapped(f"{counted(n, 'other rule')} found nothing to advise: -v says why.")
     if unknown:
-        yield _list("Not known, for it was not recorded", unknown, look)
+        yield _list("Not known", unknown, look)
 
 
 def _grouped(silent: Iterable[Silent]) -> dict[str, list[str]]:

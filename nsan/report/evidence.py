@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -224,6 +224,36 @@ def gather(report: Report) -> Evidence:
         is_nvprof=document["source_kind"] in NVPROF_KINDS,
         is_part=report.is_part,
     )
+
+
+def gather_totals(report: Report) -> Evidence:
+    """Take what the summary alone says, where the analyses would need too much memory.
+
+    Parameters
+    ----------
+    report : Report
+        A trace.
+
+    Returns
+    -------
+    Evidence
+        What its totals say; what only analyses can tell is left unknown.
+    """
+    document = report.summary
+    known = Evidence(
+        answers=document["capture"],
+        moved=_moved(document),
+        n_copies=document["migrations"]["n"],
+        n_gpus=n_gpus(document),
+        in_flight=in_flight(document),
+        driver_events=document["driver_events"] or {},
+        checks={check["id"]: check["status"] for check in document["health"]},
+        is_modelled=document["source_kind"] == MODEL_KIND,
+        is_nvprof=document["source_kind"] in NVPROF_KINDS,
+        is_part=report.is_part,
+    )
+    evicted = known.bytes_of("dtoh", "eviction") + known.bytes_of("dtod", "eviction")
+    return replace(known, memory=Memory(evicted) if evicted else None)
 
 
 def _moved(document: Mapping[str, Any]) -> dict[tuple[str, str], int] | None:

@@ -6,7 +6,7 @@ figures. "May" is meant: what would help is advice of a rule, and nothing was tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from nsan.advice_text import gain_words
@@ -42,12 +42,36 @@ def verdict(evidence: Evidence) -> Points:
     Points
         Six lines: what moved, what it cost, why, where, what may help, and how far to trust all that.
     """
-    lines = _lines(evidence)
-    return Points(
-        tuple(
-            _point(label, said, is_modelled=evidence.is_modelled) for label, said in lines.items()
-        )
-    )
+    return _points(_lines(evidence), evidence)
+
+
+def verdict_of_totals(evidence: Evidence) -> Points:
+    """Judge a capture that is too large for the analyses: what its totals say, and nothing beyond.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        Of :func:`nsan.report.evidence.gather_totals`.
+
+    Returns
+    -------
+    Points
+        What moved, for how long copies were under way, why, and how far to trust that.
+    """
+    reasons = [
+        *_evictions(evidence),
+        *_faults(evidence),
+        *_asked_for(evidence),
+        *_bounced(evidence),
+        *_went_back(evidence),
+    ]
+    lines = {
+        "What moved:": what_moved(evidence),
+        "What it cost:": [Said(evidence.in_flight, "derived")],
+        "Why:": reasons[:_MOST_REASONS],
+        "How far to trust it:": trust(evidence),
+    }
+    return _points(_told(lines), evidence)
 
 
 def grounds(evidence: Evidence) -> set[str]:
@@ -67,16 +91,30 @@ def grounds(evidence: Evidence) -> set[str]:
 
 
 def _lines(evidence: Evidence) -> dict[str, list[Said]]:
-    lines = {
-        "What moved:": what_moved(evidence),
-        "What it cost:": what_it_cost(evidence),
-        "Why:": why(evidence),
-        "Where:": where(evidence),
-        "What may help:": what_may_help(evidence),
-        "How far to trust it:": trust(evidence),
-    }
+    return _told(
+        {
+            "What moved:": what_moved(evidence),
+            "What it cost:": what_it_cost(evidence),
+            "Why:": why(evidence),
+            "Where:": where(evidence),
+            "What may help:": what_may_help(evidence),
+            "How far to trust it:": trust(evidence),
+        }
+    )
+
+
+def _told(lines: Mapping[str, list[Said]]) -> dict[str, list[Said]]:
+    """Leave out sentences, and then lines, that say nothing."""
     told = {label: [each for each in said if each.text] for label, said in lines.items()}
     return {label: said for label, said in told.items() if said}
+
+
+def _points(lines: Mapping[str, list[Said]], evidence: Evidence) -> Points:
+    return Points(
+        tuple(
+            _point(label, said, is_modelled=evidence.is_modelled) for label, said in lines.items()
+        )
+    )
 
 
 def _point(label: str, said: Iterable[Said], *, is_modelled: bool) -> Point:
@@ -337,7 +375,7 @@ def what_may_help(evidence: Evidence) -> list[Said]:
         return [_hint(each, evidence.span_ns) for each in told]
     known = all(each.is_known for each in found.silent)
     nothing = "Nothing that was recorded asks for a change"
-    return [Said(nothing if known else f"{nothing}, but not all that matters was recorded", "")]
+    return [Said(nothing if known else f"{nothing}, but not all that matters is known", "")]
 
 
 def _hint(advice: Advice, span_ns: int) -> Said:

@@ -131,7 +131,7 @@ def test_an_advice_says_what_to_do_why_and_what_shows_that_it_worked():
         "\n"
         "2 other rules found nothing to advise: -v says why.\n"
         "\n"
-        "Not known, for it was not recorded:\n"
+        "Not known:\n"
         "  - GPU faults were not recorded: record them.\n"
     )
 
@@ -144,8 +144,8 @@ def test_of_a_clean_trace_it_says_that_there_is_nothing_to_do_and_why():
 
 def test_of_a_clean_trace_with_gaps_it_says_how_far_that_goes():
     text = said()
-    assert text.startswith("run.sqlite: nothing to do, as far as was recorded\n")
-    assert "Not known, for it was not recorded:\n  - GPU faults were not recorded" in text
+    assert text.startswith("run.sqlite: nothing to do, as far as is known\n")
+    assert "Not known:\n  - GPU faults were not recorded" in text
 
 
 def test_what_is_worth_knowing_is_no_thing_to_change():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 
 import polars as pl
 import pytest
@@ -231,6 +233,19 @@ def test_a_command_that_does_not_fit_ends_with_one_line_and_status_1(capsys):
 def test_a_size_that_is_none_is_refused_before_anything_is_read(capsys):
     assert main(["summary", "absent.sqlite", "--memory", "much"]) == 2
     assert "'much' is not a size" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tight")
+def test_the_verdict_says_what_the_totals_say_where_no_analysis_fits():
+    verdict, left_out = Report(SAMPLE).section("verdict")
+    said = {point.label: point.text for point in verdict.points}
+    with closing(sqlite3.connect(SAMPLE)) as export:
+        (evicted,) = export.execute(
+            "SELECT sum(bytes) FROM CUPTI_ACTIVITY_KIND_MEMCPY WHERE copyKind = 12 AND migrationCause = 4"
+        ).fetchone()
+    assert list(said) == ["What moved:", "What it cost:", "Why:", "How far to trust it:"]
+    assert f"GPU memory was full: {evicted / 2**20:.2f} MiB were evicted." in said["Why:"]
+    assert "was not run" in left_out.text
 
 
 @pytest.mark.usefixtures("tight")

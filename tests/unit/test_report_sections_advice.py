@@ -82,8 +82,8 @@ def test_where_there_is_nothing_to_do_every_reason_stands_once():
     ]
     blocks = told(silent=silent)
     assert reports.texts(blocks) == [
-        "Nothing to do, as far as was recorded. Why:",
-        "Not known, for it was not recorded:",
+        "Nothing to do, as far as is known. Why:",
+        "Not known:",
     ]
     assert [[point.text for point in block.points] for block in (blocks[1], blocks[3])] == [
         ["No page bounces."],

@@ -248,7 +248,7 @@ def test_what_asks_for_no_change_is_no_help():
 
 def test_nothing_to_change_is_not_all_where_something_was_not_recorded():
     got = may_help(silent=(Silent("r", "No."), Silent("s", "Not recorded.", is_known=False)))
-    assert said(got)[0].endswith(", but not all that matters was recorded")
+    assert said(got)[0].endswith(", but not all that matters is known")
 
 
 def test_where_nobody_asked_for_advice_no_line_is_written():

@@ -51,7 +51,7 @@ def write(report: Report) -> Blocks:
 
 def _clean(silent: tuple[Silent, ...]) -> str:
     is_known = all(each.is_known for each in silent)
-    return f"Nothing to do{'' if is_known else ', as far as was recorded'}. Why:"
+    return f"Nothing to do{'' if is_known else ', as far as is known'}. Why:"
 
 
 def _chosen(worth: Sequence[Advice]) -> list[Advice]:
@@ -110,5 +110,5 @@ def _not_needed(silent: tuple[Silent, ...], *, is_clean: bool) -> Iterator[Block
         yield Points(tuple(Point("", each) for each in dict.fromkeys(s.reason for s in told)))
     if unknown:
         reasons = dict.fromkeys(each.reason for each in unknown)
-        yield Text("Not known, for it was not recorded:")
+        yield Text("Not known:")
         yield Points(tuple(Point("", each) for each in reasons))

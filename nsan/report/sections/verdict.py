@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsan.report.blocks import Text
-from nsan.report.evidence import gather
-from nsan.report.judging import grounds, verdict
+from nsan.report.evidence import gather, gather_totals
+from nsan.report.judging import grounds, verdict, verdict_of_totals
 from nsan.report.shown import Blocks
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ def write(report: Report) -> Blocks:
         if not report.is_part:
             said += " The sections that such events fill are left out."
         return Blocks([Text(said, "note")])
-    evidence = gather(report)
+    evidence, left_out = report.attempt(lambda: gather(report), None)
+    if evidence is None:
+        report.rests_on(())
+        return Blocks([verdict_of_totals(gather_totals(report)), *left_out])
     report.rests_on(grounds(evidence))
     return Blocks([verdict(evidence)])
