@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import polars as pl
 
 from nsan.analysis.catalog import Analysis, find
-from nsan.analysis.costs import check_cost, rows_held, takes_places_apart
+from nsan.analysis.costs import check_cost, rows_held, rows_read, takes_places_apart
 from nsan.analysis.result import KIND, Figure
 from nsan.errors import OverBudgetError, UsageError
 from nsan.info import MODEL_KIND
@@ -122,17 +122,27 @@ def run_analysis(
     if mine == "snapshot":
         return analysis.run(tables, options)
     trace = cast("Joined", source).trace if mine == "joined" else cast("Trace", source)
+    _check_whole(trace, analysis)
     _check_cost(trace, analysis)
     return _run_on_trace(trace, analysis, tables, options)
+
+
+def _check_whole(trace: Trace, analysis: Analysis) -> None:
+    """Refuse a part of a capture where only the whole tells."""
+    if analysis.whole and trace.is_filtered:
+        msg = (
+            f"{analysis.name} needs the whole capture: what came before, or from elsewhere, decides. Ask "
+            "without filters; the rows name their process and GPU."
+        )
+        raise UsageError(msg)
 
 
 def _check_cost(trace: Trace, analysis: Analysis) -> None:
     """Refuse an analysis that would not fit into memory; rows are counted only where that decides."""
     known = trace.capture_totals
     if known is not None:
-        most = sum(known["counts"].get(table, 0) for table in analysis.reads)
         try:
-            check_cost(analysis, most)
+            check_cost(analysis, rows_read(analysis, known["counts"]))
         except OverBudgetError:
             if not trace.is_filtered and not takes_places_apart(analysis):
                 raise
@@ -184,12 +194,6 @@ def _run_on_trace(
     tables: dict[str, pl.LazyFrame],
     options: Mapping[str, Any] | None,
 ) -> pl.LazyFrame:
-    if analysis.whole and trace.is_filtered:
-        msg = (
-            f"{analysis.name} needs the whole capture: what came before, or from elsewhere, decides. Ask "
-            "without filters; the rows name their process and GPU."
-        )
-        raise UsageError(msg)
     if trace.windows is not None:
         tables |= {table: trace.reaching_in(table) for table in _CONTEXT if table in analysis.reads}
     found = analysis.run(tables, options)

@@ -259,11 +259,16 @@ class ExtraMissingError(NsanError):
 class OverBudgetError(NsanError):
     """An analysis needs more memory than may be used; it was not begun."""
 
-    def __init__(self, what: str, rows: str, need: str, budget: str) -> None:
-        self.what, self.rows, self.need, self.budget = what, rows, need, budget
+    def __init__(
+        self, what: str, rows: str, sizes: tuple[str, str], ways_out: tuple[str, bool]
+    ) -> None:
+        self.what, self.rows, (self.need, self.budget) = what, rows, sizes
+        enough, has_parts = ways_out
+        # Python and notebooks have no --memory, and not every command has.
+        part = ", or take a part: --filter-time, --filter-nvtx, --pid, --gpu" if has_parts else ""
         super().__init__(
-            f"{what} was not run: for {rows} it needs about {need} of memory, and {budget} may be used. "
-            "Take a part (--filter-time, --filter-nvtx, --pid, --gpu), or allow more: --memory SIZE, or NSAN_MEMORY."
+            f"{what} was not run: for {rows} it needs about {self.need} of memory, and {self.budget} may be "
+            f"used. Allow more: set {enough} (or --memory SIZE){part}."
         )
 
 

@@ -255,13 +255,14 @@ def _migrations(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[
 
 
 _MOST_HOLES: Final = 3
+_NOT_LOOKED: Final = "Whether rows were lost was not looked at: {} rows take more memory than was there at the import. To look, import again: `nsan import TRACE --force-overwrite --memory SIZE`."
 
 
 def _lost_rows(info: Mapping[str, Any], totals: Mapping[str, Any]) -> Iterator[Check]:
     """Say where rows are missing, or how far that could be checked."""
     holes, replay = totals["lost_rows"]["holes"], totals["lost_rows"]["replay"]
     if not_run := totals["lost_rows"].get("not_run"):
-        yield Check("lost_rows", "unknown", f"Whether rows were lost was not looked at: {not_run}")
+        yield Check("lost_rows", "unknown", _NOT_LOOKED.format(format_count(not_run["n_rows"])))
         return
     for hole in holes[:1]:
         said = [_hole(each) for each in holes[:_MOST_HOLES]]

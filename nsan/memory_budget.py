@@ -21,7 +21,14 @@ _SHARE: Final = 0.5
 """Of free memory: other processes want some, and a guess of what is needed may be wrong."""
 
 _BASE_BYTES: Final = 400 * MIB
-"""What a process holds for itself: libraries, threads, pages of files."""
+"""What a process holds for itself: libraries, threads, pages of files.
+
+It is a part of what the user allows, but not of what is free: there the process holds it already. Not measured,
+or an analysis would be refused for what polars kept of the one before and would have used again.
+"""
+
+_LEAST_BYTES: Final = 64 * MIB
+"""Rows that take no more are always read: a process varies by as much from one run to another."""
 
 _UNKNOWN: Final = 1 << 62
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -43,12 +50,17 @@ def budget() -> int:
         If ``NSAN_MEMORY`` is set and no size.
     """
     said = os.environ.get(VARIABLE, "").strip()
-    if not said:
+    if not is_said():
         return int(available() * _SHARE)
     try:
         return parse_size(said)
     except UsageError as error:
         raise UsageError(f"{VARIABLE}: {error}") from error
+
+
+def is_said() -> bool:
+    """Say whether the user set how much may be used, by ``NSAN_MEMORY`` or ``--memory``."""
+    return bool(os.environ.get(VARIABLE, "").strip())
 
 
 @contextmanager
@@ -131,7 +143,9 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-def check(what: str, rows: int, bytes_per_row: int, *, of_many: bool = False) -> None:
+def check(
+    what: str, rows: int, bytes_per_row: int, *, of_many: bool = False, has_parts: bool = True
+) -> None:
     """Refuse what needs more memory than may be used, before it is begun.
 
     Parameters
@@ -145,15 +159,25 @@ def check(what: str, rows: int, bytes_per_row: int, *, of_many: bool = False) ->
     of_many : bool, default False
         One thing of many that are asked in turn: what was kept of others, and what they did not give
         back yet, is there too. So it may have half.
+    has_parts : bool, default True
+        A part of the capture may be asked instead.
 
     Raises
     ------
     OverBudgetError
         If it would not fit.
     """
-    need = rows * bytes_per_row + _BASE_BYTES
-    most = budget() // 2 if of_many else budget()
-    if rows and need > most:
-        raise OverBudgetError(
-            what, f"{format_count(rows)} rows", format_bytes(need), format_bytes(most)
-        )
+    need, share = rows * bytes_per_row, 2 if of_many else 1
+    if need <= _LEAST_BYTES:
+        return
+    most = max(_LEAST_BYTES, _for_rows() // share)
+    if need > most:
+        enough = -(-(_BASE_BYTES + share * need) // MIB)
+        ways = (f"{VARIABLE}={enough}MiB", has_parts)
+        sizes = format_bytes(need), format_bytes(most)
+        raise OverBudgetError(what, f"{format_count(rows)} rows", sizes, ways)
+
+
+def _for_rows() -> int:
+    """Say how much there is beside what the process holds for itself."""
+    return max(0, budget() - _BASE_BYTES) if is_said() else budget()

@@ -88,10 +88,11 @@ def _lost_rows(trace: Trace) -> dict[str, Any]:
     if trace.is_filtered:
         return {"holes": [], "replay": []}  # what a filter leaves out would look lost
     tables = {table: getattr(trace, table) for table in find("lost_rows").reads}
+    n_rows = rows_held(find("lost_rows"), tables)
     try:
-        check_cost(find("lost_rows"), rows_held(find("lost_rows"), tables))
-    except OverBudgetError as error:
-        return {"holes": [], "replay": [], "not_run": str(error)}
+        check_cost(find("lost_rows"), n_rows)
+    except OverBudgetError:
+        return {"holes": [], "replay": [], "not_run": {"n_rows": n_rows}}
     holes, replay = holes_and_replay(tables)
     return {"holes": holes.to_dicts(), "replay": replay.to_dicts()}
 

@@ -149,7 +149,7 @@ def rows_held(analysis: Analysis, tables: Mapping[str, pl.LazyFrame]) -> int:
         of the one that has most.
     """
     apart = takes_places_apart(analysis)
-    read = [tables[name] for name in analysis.reads if name in (_OF_PLACES if apart else _EVENTS)]
+    read = [tables[name] for name in _counted(analysis)]
     if not read:
         return 0
     n = pl.len().cast(pl.Int64).alias("n")
@@ -158,6 +158,31 @@ def rows_held(analysis: Analysis, tables: Mapping[str, pl.LazyFrame]) -> int:
     held = found.group_by(KEYS).agg(pl.col("n").sum()) if apart else found.select(pl.col("n").sum())
     most = held["n"].max()
     return most if isinstance(most, int) else 0
+
+
+def rows_read(analysis: Analysis, counts: Mapping[str, int]) -> int:
+    """Say how many rows an analysis holds at most, from the rows that each table has.
+
+    Parameters
+    ----------
+    analysis : Analysis
+        Of a trace.
+    counts : mapping of str to int
+        Rows by table.
+
+    Returns
+    -------
+    int
+        Rows of the tables that :func:`rows_held` counts: as many, or more where processes and GPUs are
+        taken one after another.
+    """
+    return sum(counts.get(name, 0) for name in _counted(analysis))
+
+
+def _counted(analysis: Analysis) -> list[str]:
+    """Name the tables that an analysis reads of which the rows count."""
+    of = _OF_PLACES if takes_places_apart(analysis) else _EVENTS
+    return [name for name in analysis.reads if name in of]
 
 
 def check_cost(analysis: Analysis, rows: int) -> None:
@@ -177,4 +202,6 @@ def check_cost(analysis: Analysis, rows: int) -> None:
     """
     cost = COSTS.get(analysis.name, _UNMEASURED)
     if cost.bytes_per_row:
-        check(analysis.name, rows, cost.bytes_per_row, of_many=keeps())
+        check(
+            analysis.name, rows, cost.bytes_per_row, of_many=keeps(), has_parts=not analysis.whole
+        )

@@ -322,10 +322,17 @@ def transfer_efficiency(migrations: pl.LazyFrame) -> pl.LazyFrame:
         size,
         pl.col("copy_ns").sum(),
     )
+    held = rows.select(*by, "start_ns", "end_ns", "sequence")
+
+    def busy() -> pl.DataFrame:
+        # Once: else each look at the rows would sort them into pushes again.
+        return busy_of(held.collect().lazy(), by).collect()
+
+    busy_ns = pl.defer(busy, schema={**rows.select(by).collect_schema(), "busy_ns": pl.Int64})
     whole = pl.col("bytes").sum().over(_WAY)
     small = pl.col("bytes").filter(pl.col("min_bytes") < BIG_PAGE_BYTES).sum().over(_WAY)
     return (
-        found.join(busy_of(rows, by), on=by, how="left", nulls_equal=True)
+        found.join(busy_ns, on=by, how="left", nulls_equal=True)
         .with_columns(pl.col("busy_ns").fill_null(0))
         .with_columns(
             bytes_per_s=_ratio(pl.col("bytes") * float(NS_PER_S), pl.col("busy_ns")),

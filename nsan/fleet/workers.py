@@ -23,13 +23,13 @@ from typing import Any, Final
 
 import nsan
 from nsan.fleet.task import failed
-from nsan.memory_budget import VARIABLE, budget
+from nsan.memory_budget import VARIABLE, budget, is_said
 
 ATTEMPTS: Final = 3
 """How often a report may end the worker that reads it: once, and two tries more."""
 
 _LEAST_BYTES: Final = 1 << 30
-"""A worker is allowed so much, or it could not do anything."""
+"""A worker is allowed so much where the user said nothing, or it could do little."""
 
 _GRACE_SECONDS: Final = 10
 _POLL_SECONDS: Final = 0.2
@@ -171,10 +171,15 @@ class _Pool:
 
 
 def _environment(n_workers: int) -> dict[str, str]:
-    """Share the cores and the memory of the machine among the workers; what the user set holds."""
+    """Share the cores and the memory of the machine among the workers; what the user set holds.
+
+    How much memory may be used is said of all of them: each has its part of it.
+    """
     cores = max(1, len(os.sched_getaffinity(0)) // n_workers)
-    memory = max(_LEAST_BYTES, budget() // n_workers)
-    return {"POLARS_MAX_THREADS": str(cores), VARIABLE: str(memory)} | dict(os.environ)
+    memory = budget() // n_workers
+    if not is_said():
+        memory = max(_LEAST_BYTES, memory)
+    return {"POLARS_MAX_THREADS": str(cores)} | dict(os.environ) | {VARIABLE: str(memory)}
 
 
 def _asked(child: subprocess.Popen[bytes], task: Task) -> Result | None:

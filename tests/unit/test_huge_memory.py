@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -17,22 +19,32 @@ from nsan.advising import advise
 from nsan.analysing import run_analysis
 from nsan.analysis.apart import lots
 from nsan.analysis.catalog import analysis, catalog, find
-from nsan.analysis.costs import COSTS, rows_held
+from nsan.analysis.costs import COSTS, Cost, check_cost, rows_held, rows_read, takes_places_apart
 from nsan.analysis.keeping import Keeping, handed, once
 from nsan.analysis.result import Result, derived
 from nsan.cli import main
 from nsan.errors import OverBudgetError, UsageError
+from nsan.fleet.workers import _environment
 from nsan.report.blocks import Table, Text
 from nsan.report.contents import SECTIONS
 from nsan.report.report import Report
+from nsan.units import MIB
 
 GIB = 1 << 30
 SAMPLE = reports.path_of("oversubscribed_sweep")
+PCA = reports.path_of("pca_on")
+
+
+@pytest.fixture
+def nothing_is_little(monkeypatch):
+    """Few rows are refused as many would be."""
+    monkeypatch.setattr(memory_budget, "_LEAST_BYTES", 0)
 
 
 @pytest.fixture
 def tight(monkeypatch):
-    """Nothing that holds rows fits."""
+    """Nothing that holds rows fits, few as they may be."""
+    monkeypatch.setattr(memory_budget, "_LEAST_BYTES", 0)
     monkeypatch.setenv("NSAN_MEMORY", "64MiB")
 
 
@@ -104,10 +116,72 @@ def test_what_is_said_counts_and_what_is_no_size_is_refused_by_name(monkeypatch)
 
 
 def test_one_of_many_that_are_asked_in_turn_may_have_half(monkeypatch):
-    monkeypatch.setenv("NSAN_MEMORY", "2GiB")
-    memory_budget.check("x", 1 << 20, 1_000)
+    monkeypatch.setenv("NSAN_MEMORY", "2448MiB")  # 2 GiB, and 400 MiB of the process itself
+    memory_budget.check("x", 1 << 20, 1_100)
     with pytest.raises(OverBudgetError, match=r"1\.00 GiB may be used"):
-        memory_budget.check("x", 1 << 20, 1_000, of_many=True)
+        memory_budget.check("x", 1 << 20, 1_100, of_many=True)
+
+
+def test_of_what_is_free_nothing_is_taken_off_for_what_the_process_holds_already(machine):
+    machine("0::/job\n", {"job/memory.max": f"{700 * MIB}\n", "job/memory.current": "0\n"})
+    memory_budget.check("x", 350, MIB)
+    with pytest.raises(
+        OverBudgetError, match=r"351\.00 MiB of memory, and 350\.00 MiB may be used"
+    ):
+        memory_budget.check("x", 351, MIB)
+
+
+def test_of_what_is_said_the_process_itself_takes_its_part_once(monkeypatch):
+    monkeypatch.setenv("NSAN_MEMORY", "700MiB")
+    memory_budget.check("x", 300, MIB)
+    memory_budget.check("x", 150, MIB, of_many=True)
+    with pytest.raises(
+        OverBudgetError, match=r"301\.00 MiB of memory, and 300\.00 MiB may be used"
+    ):
+        memory_budget.check("x", 301, MIB)
+
+
+@pytest.mark.parametrize("of_many", [False, True])
+def test_the_size_that_a_refusal_names_is_enough(monkeypatch, of_many):
+    monkeypatch.setenv("NSAN_MEMORY", "500MiB")
+    with pytest.raises(OverBudgetError) as caught:
+        memory_budget.check("x", 1_000_003, 997, of_many=of_many)
+    (size,) = re.findall(r"set NSAN_MEMORY=(\w+)", str(caught.value))
+    monkeypatch.setenv("NSAN_MEMORY", size)
+    memory_budget.check("x", 1_000_003, 997, of_many=of_many)
+
+
+@pytest.mark.parametrize("of_many", [False, True])
+def test_what_takes_less_than_64_mib_is_never_refused(monkeypatch, of_many):
+    monkeypatch.setenv("NSAN_MEMORY", "1MiB")
+    memory_budget.check("x", 64, MIB, of_many=of_many)
+    with pytest.raises(OverBudgetError, match=r"and 64\.00 MiB may be used"):
+        memory_budget.check("x", 65, MIB, of_many=of_many)
+
+
+def test_a_small_capture_is_read_whole_in_700_mib(monkeypatch):
+    monkeypatch.setenv("NSAN_MEMORY", "700MiB")
+    keeping, counts = Keeping(), nsan.open_trace(SAMPLE).capture_totals["counts"]
+    for each in catalog().values():
+        if each.subject != "snapshot":
+            check_cost(each, rows_read(each, counts))
+    del keeping
+    found = advise(SAMPLE)
+    assert found.advice, "it evicts: something is to do"
+    assert not [each for each in found.silent if "was not run" in each.reason]
+
+
+def test_workers_share_what_was_said(monkeypatch):
+    monkeypatch.setenv("NSAN_MEMORY", "2GB")
+    assert _environment(4)["NSAN_MEMORY"] == str(GIB // 2)
+    monkeypatch.setenv("POLARS_MAX_THREADS", "3")
+    assert _environment(4)["POLARS_MAX_THREADS"] == "3"
+
+
+def test_workers_share_what_may_be_used_and_have_a_gib_at_least_where_nothing_was_said(machine):
+    machine("", {})
+    assert _environment(2)["NSAN_MEMORY"] == str(4 * GIB)
+    assert _environment(16)["NSAN_MEMORY"] == str(GIB)
 
 
 def test_an_allowance_ends_with_its_block(monkeypatch):
@@ -160,9 +234,52 @@ def test_an_analysis_that_does_not_fit_says_rows_need_and_ways_out():
         run_analysis(trace, find("batches"))
     said = str(caught.value)
     assert f"batches was not run: for {rows:,} rows".replace(",", " ") in said
-    assert "64.00 MiB may be used" in said
-    assert all(way in said for way in ("--filter-time", "--filter-nvtx", "--memory", "NSAN_MEMORY"))
+    assert "0 B may be used" in said
+    assert "Allow more: set NSAN_MEMORY=" in said, "first what works everywhere"
+    assert all(way in said for way in ("--filter-time", "--filter-nvtx", "--memory"))
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.usefixtures("tight")
+def test_a_part_is_not_offered_where_only_the_whole_capture_tells():
+    trace = nsan.open_trace(SAMPLE)
+    with pytest.raises(OverBudgetError, match="Allow more: set NSAN_MEMORY=") as caught:
+        run_analysis(trace, find("refaults"))
+    assert "part" not in str(caught.value)
+    assert "--filter" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("tight")
+def test_of_a_part_an_analysis_that_needs_the_whole_says_that_first():
+    part = nsan.open_trace(SAMPLE).filter(time="0/1s")
+    with pytest.raises(UsageError, match="refaults needs the whole capture"):
+        run_analysis(part, find("refaults"))
+
+
+@pytest.mark.usefixtures("nothing_is_little")
+def test_tables_that_are_no_events_do_not_count_against_a_whole_capture(monkeypatch):
+    trace = nsan.open_trace(SAMPLE)
+    counts = dict(trace.capture_totals["counts"])
+    analysis = find("faults_by_nvtx")
+    tables = {name: getattr(trace, name) for name in analysis.reads}
+    assert "nvtx_ranges" in analysis.reads
+    many = {**trace.capture_totals, "counts": {**counts, "nvtx_ranges": 10**12}}
+    held = rows_held(analysis, tables)
+    size = memory_budget._BASE_BYTES + held * COSTS["faults_by_nvtx"].bytes_per_row
+    monkeypatch.setenv("NSAN_MEMORY", str(size))
+    run_analysis(replace(trace, capture_totals=many), analysis)
+    monkeypatch.setenv("NSAN_MEMORY", str(size - 1))
+    with pytest.raises(OverBudgetError):
+        run_analysis(replace(trace, capture_totals=many), analysis)
+
+
+def test_what_is_counted_at_once_is_what_is_counted_row_by_row():
+    trace = nsan.open_trace(SAMPLE)
+    counts = trace.capture_totals["counts"]
+    for name, each in catalog().items():
+        if each.subject == "trace" and not takes_places_apart(each):
+            tables = {table: getattr(trace, table) for table in each.reads}
+            assert rows_read(each, counts) == rows_held(each, tables), name
 
 
 @pytest.mark.usefixtures("tight")
@@ -171,6 +288,7 @@ def test_what_goes_through_any_number_of_rows_is_never_refused():
     assert run_analysis(trace, find("fault_row_checks")).collect().height == 1
 
 
+@pytest.mark.usefixtures("nothing_is_little")
 def test_a_part_that_fits_is_run(monkeypatch):
     trace = nsan.open_trace(SAMPLE)
     # Room for a tenth of the rows.
@@ -204,10 +322,12 @@ def test_an_import_with_too_little_memory_says_that_lost_rows_were_not_looked_fo
     document = nsan.summary(nsan.open_trace(SAMPLE))
     (check,) = (check for check in document["health"] if check["id"] == "lost_rows")
     assert check["status"] == "unknown"
-    assert "lost_rows was not run" in check["text"]
+    assert "rows take more memory" in check["text"]
+    assert "import again" in check["text"]
     assert document["migrations"]["n"] > 0, "what fits is there"
 
 
+@pytest.mark.usefixtures("nothing_is_little")
 def test_totals_do_not_depend_on_the_memory(monkeypatch, tmp_path):
     plenty = nsan.summary(nsan.open_trace(SAMPLE))
     monkeypatch.setenv("NSAN_MEMORY", "64MiB")
@@ -218,6 +338,7 @@ def test_totals_do_not_depend_on_the_memory(monkeypatch, tmp_path):
     assert again == plenty
 
 
+@pytest.mark.usefixtures("nothing_is_little")
 def test_a_command_that_does_not_fit_ends_with_one_line_and_status_1(capsys):
     assert main(["faults", "-q", str(SAMPLE), "--by", "batch", "--memory", "64MiB"]) == 1
     out, err = capsys.readouterr()
@@ -259,6 +380,18 @@ def test_a_section_that_does_not_fit_is_one_line_and_the_others_stand():
     assert len(report.section("recorded")) >= 1
     said = " ".join(reports.texts(report.section("verdict")))
     assert "was not run" in said, "a verdict on half of the figures would be wrong"
+
+
+def test_what_the_cache_saved_is_left_out_for_its_memory_and_for_no_other_reason(monkeypatch):
+    monkeypatch.setitem(COSTS, "pca_effect", Cost(1 << 40))
+    snapshot = PCA.parent / "snapshot.pickle"
+    blocks = Report(PCA, snapshot=snapshot).section("allocator")
+    said = reports.texts(blocks)
+    (left_out,) = (text for text in said if "was not run" in text)
+    assert left_out.startswith("Left out of this report: pca_effect was not run: for")
+    assert "--filter" not in left_out
+    assert not any("only the whole capture" in text for text in said)
+    assert "What the driver moved of it" in [getattr(each, "text", "") for each in blocks]
 
 
 @pytest.mark.usefixtures("tight")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from nsan.analysis.catalog import find
-from nsan.errors import NsanError
+from nsan.errors import NsanError, OverBudgetError
 from nsan.report.blocks import Block, Heading, Point, Points, Text
 from nsan.report.sections.saying import Said, gpu_word, paragraph, shown, table_of, worst
 from nsan.report.shown import Blocks
@@ -81,7 +81,7 @@ def write(report: Report) -> Blocks:
         )
     if snapshot is None:
         return Blocks([Text(_HOW, "missing")])
-    return _allocated(report) + _moved(report)
+    return _allocated(report) + report.part(lambda: _moved(report))
 
 
 def _without_folder(report: Report, error: NsanError) -> str:
@@ -196,6 +196,8 @@ def _moved(report: Report) -> Blocks:
     try:
         clocks = report.frame("clock_alignment")
         states = report.frame("state_traffic")
+    except OverBudgetError:
+        raise  # one line of the report says so
     except NsanError as error:  # not of this run, or without times
         return Blocks([heading, Text(str(error), "warning")])
     kinds = report.kinds("state_traffic", states)
@@ -203,7 +205,7 @@ def _moved(report: Report) -> Blocks:
     kind = "Figures are " + worst(kinds, ["bytes", "state"]) + "."
     blocks: list[Block] = [
         heading,
-        *_effect(report),
+        *report.part(lambda: [*_effect(report)]),
         Text(clock_in_words(clocks.to_dicts()), "note"),
     ]
     if not traffic:
@@ -221,6 +223,8 @@ def _effect(report: Report) -> Iterator[Block]:
     """Say what the cache saved the driver, and what it cost."""
     try:
         found = report.frame("pca_effect")
+    except OverBudgetError:
+        raise  # a part would not help, and is not why
     except NsanError:
         yield Text("What the cache saved and cost in all, only the whole capture tells.", "note")
         return
