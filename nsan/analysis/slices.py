@@ -59,29 +59,33 @@ def stretches(*columns: tuple[pl.LazyFrame, str], rows: int = 0) -> list[Stretch
         return [(None, None)]
     low, high = ends["low"].min(), ends["high"].max()
     values = pl.concat([frame.select(_at=pl.col(name).cast(pl.Int64)) for frame, name in columns])
-    cuts = list(_cuts(values, int(low), int(high) + 1, most))  # type: ignore[arg-type]
+    cuts = list(_cuts(values, int(low), int(high), most))  # type: ignore[arg-type]
     return list(pairwise([None, *cuts, None]))
 
 
 def _cuts(values: pl.LazyFrame, low: int, high: int, most: int) -> Iterator[int]:
-    """Count values bin by bin; a bin with too many of them is cut in the same way."""
-    width = max(1, -(-(high - low) // _BINS))
+    """Count values bin by bin; a bin with too many of them is cut in the same way.
+
+    Both bounds are values that may be there.
+    """
+    width = max(1, -(-(high + 1 - low) // _BINS))
+    # From multiples of the width, not from the lowest value: a difference may be over 2^63.
     at = pl.col("_at")
     counts = (
-        values.filter(at.is_between(low, high, closed="left"))
-        .group_by(_bin=(at - low) // width)
+        values.filter(at.is_between(low, high))
+        .group_by(_bin=at // width)
         .agg(n=pl.len().cast(pl.Int64))
         .sort("_bin")
         .collect()
     )
     held = 0
     for number, n in counts.iter_rows():
-        begin = low + number * width
+        begin = max(low, number * width)
         if held and held + n > most:
             yield begin
             held = 0
         if n > most and width > 1:
-            yield from _cuts(values, begin, min(begin + width, high), most)
+            yield from _cuts(values, begin, min((number + 1) * width - 1, high), most)
             # What follows the last cut is unknown: the next bin opens a stretch of its own.
             held = most
         else:

@@ -13,6 +13,7 @@ from polars.testing import assert_frame_equal
 
 from nsan.analysis import slices
 from nsan.analysis.clustering.clusters import fault_clusters
+from nsan.analysis.driver import row_figures
 from nsan.analysis.driver.fault_rows import fault_row_checks
 from nsan.analysis.intervals import union_in_parts
 from nsan.analysis.migrations import busy_by_group
@@ -51,6 +52,15 @@ def test_a_time_far_away_does_not_put_all_others_into_one_stretch():
         frame.filter(slices.inside("at", part)).select(pl.len()).collect().item() for part in parts
     )
     assert most <= 10
+
+
+def test_times_that_lie_farther_apart_than_a_number_of_64_bits_can_say_are_cut_all_the_same():
+    far = (1 << 63) - 1
+    frame = pl.LazyFrame({"at": [-far - 1, -far, *range(40), far - 1, far]})
+    parts = slices.stretches((frame, "at"), rows=10)
+    held = [frame.filter(slices.inside("at", part)).collect()["at"].to_list() for part in parts]
+    assert [value for part in held for value in part] == frame.collect()["at"].to_list()
+    assert max(map(len, held)) <= 10
 
 
 def test_two_tables_are_cut_at_the_same_places_by_the_rows_of_both():
@@ -210,6 +220,114 @@ def test_a_copy_whose_row_ends_in_a_later_stretch_belongs_to_that_row(rows_at_on
     assert found["style"].to_list() == ["batch"]
     assert found.select("n_rows", "n_ends", "n_copies", "n_copies_outside").row(0) == (3, 3, 3, 0)
     assert found.select("lag_p25_ns", "lag_p75_ns").row(0) == (10, 10)
+
+
+# What is carried from stretch to stretch ------------------------------------------------------------
+
+
+@pytest.fixture
+def carried(monkeypatch):
+    """The most rows that a stretch left to the next one, and the most pages that were looked at together."""
+    most = {"loose": 0, "pages": 0, "starts": 0, "at_once": 0}
+    hand_on, search = row_figures._HandedOn, row_figures.pending_ends
+
+    def handed(ends, loose, pages, starts):
+        for name, part in (("loose", loose), ("pages", pages), ("starts", starts)):
+            most[name] = max(most[name], part.height)
+        return hand_on(ends, loose, pages, starts)
+
+    def searched(asked, pages):
+        most["at_once"] = max(most["at_once"], pages.height)
+        return search(asked, pages)
+
+    monkeypatch.setattr(row_figures, "_HandedOn", handed)
+    monkeypatch.setattr(row_figures, "pending_ends", searched)
+    return most
+
+
+def batches(n, pages=1):
+    """Rows of 100 ns, one after another, each with one copy of so many pages, at addresses of its own."""
+    place = {"pid": 1, "device_id": 0}
+    rows = [
+        place
+        | {"start_ns": 100 * i, "end_ns": 100 * i + 90, "va": 4096 * pages * i}
+        | {"n_page_faults": 1, "access": "read"}
+        for i in range(n)
+    ]
+    copies = [
+        place
+        | {"start_ns": 100 * i + 10, "end_ns": 100 * i + 80, "va": 4096 * pages * i}
+        | {"bytes": 4096 * pages, "direction": "htod", "cause_id": 2}
+        for i in range(n)
+    ]
+    return rows, copies
+
+
+def figures(rows, copies):
+    found = row_figures.figures_of(
+        _filled(pl.DataFrame(rows), GPU_FAULTS), _filled(pl.DataFrame(copies), MIGRATIONS)
+    )
+    # A count that found nothing.
+    return found.with_columns(pl.col("^n_.*$").fill_null(0))
+
+
+def test_copies_that_no_row_follows_are_counted_and_not_carried(rows_at_once, carried):
+    rows, copies = batches(100)
+    # A process without rows, and one whose only row is over at the start.
+    alone = [copy | {"pid": 2} for copy in copies]
+    late = [copy | {"pid": 3} for copy in copies]
+    rows = [*rows, rows[0] | {"pid": 3}]
+    rows_at_once(20)
+    found = figures(rows, [*copies, *alone, *late])
+    assert found.select("pid", "n_copies", "n_copies_outside").rows() == [
+        (1, 100, 0),
+        (2, 100, 100),
+        (3, 100, 99),
+    ]
+    assert carried["loose"] <= 1
+
+
+def test_a_row_that_is_open_all_the_time_keeps_its_page_and_not_those_of_all_others(
+    rows_at_once, carried
+):
+    rows, copies = batches(100)
+    for pid in (1, 2):
+        # Of the page that came with the fourth row, at 310.
+        rows = [*rows, rows[3] | {"pid": pid, "start_ns": 1, "end_ns": 20_000}]
+    copies += [copy | {"pid": 2} for copy in copies]
+    rows_at_once(20)
+    found = figures(rows, copies)
+    assert found.select("pid", "n_ends", "n_starts", "n_pending", "n_pending_empty").rows() == [
+        (1, 101, 101, 1, 1),
+        (2, 1, 1, 0, 0),
+    ]
+    assert carried["pages"] == 1
+    assert carried["starts"] <= 1
+
+
+def test_large_copies_are_looked_at_only_where_a_row_asks_for_a_page(rows_at_once, carried):
+    rows, copies = batches(100, pages=512)
+    rows_at_once(40)
+    assert figures(rows, copies)["n_pending"].to_list() == [0]
+    assert carried["at_once"] == 0
+    # Each row is raised while the one before it is copied, which brings its page as well: it is pending.
+    early = [
+        row | {"start_ns": row["start_ns"] - 95, "va": row["va"] - 4096} if row["va"] else row
+        for row in rows
+    ]
+    assert figures(early, copies)["n_pending"].to_list() == [99]
+    assert 1 <= carried["at_once"] <= 40
+
+
+def test_many_large_copies_of_the_same_pages_are_looked_at_a_few_at_a_time(rows_at_once, carried):
+    rows, copies = batches(60, pages=512)
+    # All of one block; all raised at the start, so that every page but the first is there before its turn.
+    rows = [row | {"start_ns": 0, "va": 4096 * i} for i, row in enumerate(rows)]
+    copies = [copy | {"va": 0} for copy in copies]
+    rows_at_once(100)
+    assert figures(rows, copies)["n_pending"].to_list() == [59]
+    assert carried["at_once"] <= 100
+    assert carried["pages"] <= 60
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,8 +1,8 @@
 """Figures of fault rows and their copies, stretch by stretch of the ends of rows: a table of any length.
 
 A batch is what lies in (end of the row before, end of the row], so a stretch of ends holds whole batches. What a
-later stretch needs of the earlier ones is handed on: the last end, copies whose row is still to come, and
-pages that came while a later row was already raised.
+later stretch needs of the earlier ones is handed on: the last end, copies whose row is still to come, and of
+rows that are open (raised, but not over) their starts and the pages that they ask for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,14 @@ from typing import Final
 
 import polars as pl
 
+from nsan.analysis.driver.pending_rows import (
+    arrivals,
+    asked_later,
+    asked_now,
+    kept_for,
+    open_rows,
+    pending_ends,
+)
 from nsan.analysis.driver.rows_and_copies import (
     COPY_READS,
     KEYS,
@@ -21,8 +29,8 @@ from nsan.analysis.driver.rows_and_copies import (
     in_rows,
     row_groups,
 )
-from nsan.analysis.slices import Stretch, inside, stretches
-from nsan.uvm.constants import CAUSE_COHERENCE, FAULT_BATCH_SIZE, PAGE_BYTES, VA_BLOCK_BYTES
+from nsan.analysis.slices import inside, stretches
+from nsan.uvm.constants import CAUSE_COHERENCE, FAULT_BATCH_SIZE
 
 _FULL: Final = 0.9 * FAULT_BATCH_SIZE
 
@@ -140,47 +148,56 @@ def _latest(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
 
 def _by_stretch(rows: pl.LazyFrame, copies: pl.LazyFrame) -> Iterator[_Figures]:
     """Go through the batches stretch by stretch."""
-    parts = stretches((rows, "end_ns"), (copies, "start_ns"))
+    last_ends = rows.group_by(KEYS).agg(_last_end=pl.col("end_ns").max()).collect()
     handed: _HandedOn | None = None
-    for number, part in enumerate(parts):
-        is_last = number == len(parts) - 1
+    for part in stretches((rows, "end_ns"), (copies, "start_ns")):
         groups = _groups(rows.filter(inside("end_ns", part)).collect())
         mine = copies.filter(inside("start_ns", part)).collect()
+        starts = groups.select(*KEYS, "start_ns")
         if handed is not None:
             groups = _after(groups, handed.ends)
             mine = pl.concat([handed.loose, mine])
-        placed = in_rows(mine.lazy(), groups.lazy()).collect()
-        matched = placed if is_last else placed.filter(pl.col("row_end").is_not_null())
-        pages = _pages(matched)
-        if handed is not None:
-            pages = pl.concat([handed.pages, pages])
-        floor = _earliest_to_come(rows, part)
-        starts = groups.select(*KEYS, "start_ns")
-        if handed is not None:
             starts = pl.concat([handed.starts, starts])
+        placed = in_rows(mine.lazy(), groups.lazy()).collect()
+        loose = _has_row_to_come(placed, last_ends)
+        settled = placed.filter(~loose)
+        opened = open_rows(rows, part[1])
+        later = asked_later(rows, opened)
         starts = starts.unique()
-        done = starts if is_last else starts.filter(_is_over(floor))
+        again = _starts_again(starts, opened, part[1])
+        done = starts.join(again, on=[*KEYS, "start_ns"], how="anti", nulls_equal=True)
+        pending, pages = _pending(groups, later, settled, None if handed is None else handed.pages)
         yield _Figures(
             _end_figures(groups, done),
-            _copy_figures(matched),
-            _lags(matched),
-            _pending_figures(groups, matched, pages),
+            _copy_figures(settled),
+            _lags(settled),
+            _pending_figures(pending, settled),
         )
-        if not is_last:
-            ends = groups.group_by(KEYS).agg(_ended=pl.col("end_ns").max())
-            loose = placed.filter(pl.col("row_end").is_null()).select(mine.columns)
-            handed = _HandedOn(
-                ends if handed is None else _latest(handed.ends, ends),
-                loose,
-                pages.filter(pl.col("came_ns") >= floor) if floor is not None else pages.clear(),
-                starts.filter(_is_over(floor).not_()),
-            )
+        ends = groups.group_by(KEYS).agg(_ended=pl.col("end_ns").max())
+        handed = _HandedOn(
+            ends if handed is None else _latest(handed.ends, ends),
+            placed.filter(loose).select(mine.columns),
+            pages,
+            again,
+        )
 
 
-def _is_over(floor: int | None) -> pl.Expr:
-    """Say of a start that no later batch has it; one that is missing never is."""
-    known = pl.col("start_ns").is_not_null()
-    return known if floor is None else known & (pl.col("start_ns") < floor)
+def _starts_again(starts: pl.DataFrame, opened: pl.DataFrame, until: int | None) -> pl.DataFrame:
+    """Keep the starts that a later batch may have: those of open batches, and what is not known of."""
+    if until is None:
+        return starts.clear()
+    at = pl.col("start_ns")
+    known = starts.join(opened, on=[*KEYS, "start_ns"], how="semi", nulls_equal=True)
+    return pl.concat([known, starts.filter(at.is_null() | (at >= until))]).unique()
+
+
+def _has_row_to_come(placed: pl.DataFrame, last_ends: pl.DataFrame) -> pl.Series:
+    """Say which copies have no row yet, but one that ends later; the others without a row have none."""
+    known = placed.select(*KEYS, "start_ns", "row_end").join(
+        last_ends, on=KEYS, how="left", nulls_equal=True, maintain_order="left"
+    )
+    later = pl.col("row_end").is_null() & (pl.col("start_ns") <= pl.col("_last_end"))
+    return known.select(later.fill_null(value=False)).to_series()
 
 
 def _groups(rows: pl.DataFrame) -> pl.DataFrame:
@@ -207,15 +224,6 @@ def _after(groups: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
         .with_columns(before_ns=pl.coalesce("before_ns", "_ended"))
         .drop("_ended")
     )
-
-
-def _earliest_to_come(rows: pl.LazyFrame, part: Stretch) -> int | None:
-    """Find when the earliest row was raised that ends behind a stretch; None: behind it is none."""
-    high = part[1]
-    if high is None:
-        return None
-    found = rows.filter(pl.col("end_ns") >= high).select(pl.col("start_ns").min()).collect().item()
-    return found if isinstance(found, int) else None
 
 
 def _end_figures(groups: pl.DataFrame, starts: pl.DataFrame) -> pl.DataFrame:
@@ -284,39 +292,31 @@ def _quartiles(lags: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _pages(placed: pl.DataFrame) -> pl.DataFrame:
-    """List the pages that came because they faulted, with the row that each is of."""
-    page = pl.col("va") // PAGE_BYTES
-    return (
-        placed.lazy()
-        .filter(
-            (pl.col("cause_id") == CAUSE_COHERENCE) & pl.col("bytes").is_between(1, VA_BLOCK_BYTES)
-        )
-        .with_columns(_last=(pl.col("va") + pl.col("bytes").cast(pl.UInt64) - 1) // PAGE_BYTES)
-        .select(*KEYS, "start_ns", _page=pl.int_ranges(page, pl.col("_last") + 1))
-        .explode("_page")
-        .select(*KEYS, pl.col("_page").cast(pl.Int64), came_ns="start_ns")
-        .collect()
-    )
+def _pending(
+    groups: pl.DataFrame, later: pl.DataFrame, placed: pl.DataFrame, kept: pl.DataFrame | None
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Find batches whose page came before their turn, and what open batches need of the pages."""
+    asked = asked_now(groups)
+    if kept is None:
+        kept = later.select(*KEYS, "_page", came_ns="_from").clear()
+    found = pending_ends(asked, kept)
+    pages = kept_for(later, kept)
+    for each in arrivals(asked, later, placed):
+        found = pl.concat([found, pending_ends(asked, each)]).unique()
+        pages = kept_for(later, pl.concat([pages, each]))
+    return found, pages
 
 
-def _pending_figures(
-    groups: pl.DataFrame, placed: pl.DataFrame, pages: pl.DataFrame
-) -> pl.DataFrame:
-    """Count rows whose page came between their start and the end before theirs."""
+def _pending_figures(pending: pl.DataFrame, placed: pl.DataFrame) -> pl.DataFrame:
+    """Count batches whose page came before their turn, and those of them without a copy."""
     with_copies = placed.lazy().select(*KEYS, end_ns="row_end", has_copies=True).unique()
-    page = (pl.col("va") // PAGE_BYTES).cast(pl.Int64)
-    ends = pl.col("end_ns")
     return (
-        groups.lazy()
+        pending.lazy()
         .join(with_copies, on=[*KEYS, "end_ns"], how="left", nulls_equal=True)
-        .with_columns(_page=page)
-        .join(pages.lazy(), on=[*KEYS, "_page"], nulls_equal=True)
-        .filter(pl.col("came_ns").is_between("start_ns", "before_ns"))
         .group_by(KEYS)
         .agg(
-            n_pending=ends.n_unique().cast(pl.Int64),
-            n_pending_empty=ends.filter(pl.col("has_copies").is_null()).n_unique().cast(pl.Int64),
+            n_pending=pl.len().cast(pl.Int64),
+            n_pending_empty=pl.col("has_copies").is_null().sum().cast(pl.Int64),
         )
         .collect()
     )

@@ -279,9 +279,10 @@ def _evicted_next(moves: pl.DataFrame) -> pl.DataFrame:
 
 
 _MOST_BYTES: Final = 1 << 30
+"""No copy is larger than a VA block; a size beyond this is a broken cell, and left as it is."""
 
 _ROWS_AT_ONCE: Final = 1 << 17
-"""No copy is larger than a VA block; a size beyond this is a broken cell, and left as it is."""
+"""Ranges whose lives are looked at together."""
 
 
 def _within_blocks(moves: pl.DataFrame) -> pl.DataFrame:
