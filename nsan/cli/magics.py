@@ -125,12 +125,13 @@ def _words(line: str) -> list[str]:
 def show(ip: Any, words: list[str]) -> None:
     """Show the summary of a capture and its explorer: %nsan FILE [--filter-time A/B ...].
 
-    The filters are those of `nsan summary`. `trace`, with them applied, and `explorer` are then
+    Of a folder of several reports it shows the summary of all. The filters are those of `nsan summary`. `trace`, with them applied, and `explorer` are then
     variables of the notebook.
     """
     import nsan
     from nsan.cli import summary
     from nsan.cli.arguments import filtered, located
+    from nsan.fleet.finding import is_fleet
 
     parser = _Parser(
         prog="%nsan",
@@ -139,7 +140,11 @@ def show(ip: Any, words: list[str]) -> None:
     )
     summary.add_arguments(parser)
     args = parser.parse_args(words)
-    args.trace = located(args)
+    if is_fleet(args.traces):
+        summary.run(args)  # many reports have one summary, and no explorer
+        return
+    args.trace = args.traces[0]
+    args.traces = [located(args)]
     if summary.run(args) != 0:
         return  # it has said why
     trace = filtered(nsan.open_trace(args.trace), args)
