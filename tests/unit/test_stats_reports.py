@@ -40,7 +40,7 @@ every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 
 @every_file
 def test_a_file_is_python_3_8(path):
-    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+    assert ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8)).body
 
 
 @every_file
