@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -23,23 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import polars as pl
+    from nsys_recipe.lib.recipe import Recipe as _Vendor
 
     from nsan.fleet.member import Failure
     from nsan.recipe.plan import Plan, Reduced
-
-    class _Vendor:
-        """What is used of the framework's base class."""
-
-        _parsed_args: argparse.Namespace
-        _output_files: dict[str, str]
-        _analysis_dict: dict[str, Any]
-
-        def run(self, context: Any) -> None: ...
-        def add_output_file(self, filename: str, filetype: str | None = None) -> str: ...
-        def create_notebook(self, notebook_name: str) -> None: ...
-        def create_analysis_file(self) -> None: ...
-        @classmethod
-        def get_argument_parser(cls) -> Any: ...
 else:
     _Vendor = object
 
