@@ -6,6 +6,7 @@ One small allocator, whose truth is known, is written with the keys of any versi
 
 from __future__ import annotations
 
+import copy
 import gzip
 import pickle
 import struct
@@ -135,7 +136,7 @@ def segments(version=(2, 9)):
 
 
 def snapshot(version=(2, 9)):
-    """Write the small allocator with the keys of one version."""
+    """Write the small allocator with the keys of one version, in containers that the caller may change."""
     found = {
         "segments": segments(version),
         "device_traces": [
@@ -155,7 +156,7 @@ def snapshot(version=(2, 9)):
         ]
     if version >= (2, 14):
         found |= {"host_segments": [{"address": 1}, {"address": 2}], "host_traces": [[{}, {}, {}]]}
-    return found
+    return copy.deepcopy(found)
 
 
 def opened_here(content, *, protocol=4):
