@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,17 @@ def parameters(function):
     return [p for p in found if p.name not in {"self", "cls"}]
 
 
+@cache
+def nodes_of(path):
+    """Statements and expressions of a file that the checks below look at."""
+    kept = (ast.Import, ast.ImportFrom, ast.Call)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, kept)]
+
+
 def imported(path):
     """Full names of what a file imports, at the top and inside functions."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -145,8 +153,14 @@ def test_an_analysis_takes_frames_first_and_the_rest_by_name(name):
     assert all(p.kind in {p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL} for p in frames)
 
 
+@cache
 def files_of(part):
     return [path for path in FILES if path.relative_to(ROOT).parts[0] == part]
+
+
+def files_outside(*parts):
+    theirs = {path for part in parts for path in files_of(part)}
+    return [path for path in FILES if path not in theirs]
 
 
 ANALYSIS_NEVER = (
@@ -201,14 +215,12 @@ MICROBENCH_NEVER = ("nsan.cli", "nsan.charts", "nsan.widgets", "nsan.report", "n
 
 def test_the_microbenchmark_makes_traces_and_draws_nothing():
     assert breaches(files_of("microbench"), MICROBENCH_NEVER) == []
-    others = [p for p in FILES if p not in (*files_of("microbench"), *files_of("cli"))]
-    assert breaches(others, ("nsan.microbench",)) == []
+    assert breaches(files_outside("microbench", "cli"), ("nsan.microbench",)) == []
 
 
 def test_only_the_command_line_imports_the_command_line():
     # The package itself only names what resolves on first use.
-    outside = (ROOT / "__init__.py", ROOT / "__main__.py")
-    others = [p for p in FILES if p not in (*files_of("cli"), *outside)]
+    others = files_outside("cli", "__init__.py", "__main__.py")
     assert breaches(others, ("nsan.cli",)) == []
 
 
@@ -227,9 +239,8 @@ CHARTS_NEVER = (
 
 def calls(path):
     """Names of the methods that a file calls."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return {func.attr for func in nodes if isinstance(func, ast.Attribute)}
+    called = (node.func for node in nodes_of(path) if isinstance(node, ast.Call))
+    return {func.attr for func in called if isinstance(func, ast.Attribute)}
 
 
 def test_charts_draw_frames_and_see_nothing_else():
@@ -256,11 +267,11 @@ def test_charts_never_group_or_join():
     ],
 )
 def test_a_library_of_views_is_imported_in_one_place(library, home):
-    assert breaches([p for p in FILES if p not in files_of(home)], (library,)) == []
+    assert breaches(files_outside(home), (library,)) == []
 
 
 def test_databases_are_read_in_io_only():
-    assert breaches([p for p in FILES if p not in files_of("io")], DATABASES) == []
+    assert breaches(files_outside("io"), DATABASES) == []
 
 
 def test_the_check_of_imports_can_fail(tmp_path):
