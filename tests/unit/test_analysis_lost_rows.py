@@ -304,20 +304,44 @@ def as_sets(words):
 runs = st.tuples(st.integers(0, 512), st.integers(0, 512)).map(sorted)
 
 
+def left_by_those_before(group, add, drop):
+    """One event after the other, with Python's own sets."""
+    holds, last = set(), None
+    for g, (a, b), (c, d) in zip(group, add, drop, strict=True):
+        holds = holds if g == last else set()
+        last = g
+        yield holds
+        holds = (holds - set(range(c, d))) | set(range(a, b))
+
+
+def check_before_each(group, add, drop):
+    expected = list(left_by_those_before(group, add, drop))
+    numbers = np.array(group, dtype=np.int64)
+    added, dropped = (
+        runs_of_pages(*np.array(side, dtype=np.int64).reshape(-1, 2).T) for side in (add, drop)
+    )
+    found = before_each(numbers, added, ~dropped)
+    assert as_sets(found) == expected
+    assert n_pages(found).tolist() == [len(pages) for pages in expected]
+    kept = list(left_by_those_before(group, add, [(0, 0)] * len(drop)))
+    assert as_sets(before_each(numbers, added, None)) == kept
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), runs, runs), max_size=30))
 def test_what_holds_before_each_event_is_what_the_events_before_leave(rows):
     rows = sorted(rows, key=lambda row: row[0])
-    group = np.array([g for g, _, _ in rows], dtype=np.int64)
-    sides = [np.array([row[i] for row in rows], dtype=np.int64).reshape(-1, 2) for i in (1, 2)]
-    add, drop = (runs_of_pages(side[:, 0], side[:, 1]) for side in sides)
-    expected, holds, last = [], set(), None
-    for g, (a, b), (c, d) in rows:
-        holds = holds if g == last else set()
-        last = g
-        expected.append(set(holds))
-        holds = (holds - set(range(c, d))) | set(range(a, b))
-    assert as_sets(before_each(group, add, ~drop)) == expected
-    assert n_pages(before_each(group, add, ~drop)).tolist() == [len(pages) for pages in expected]
+    check_before_each(*([row[i] for row in rows] for i in range(3)))
+
+
+@pytest.mark.parametrize("lengths", [(2500,), (1, 31, 32, 33, 64, 65, 1), (1024, 1025, 1)])
+def test_so_it_is_where_a_group_has_many_events(lengths):
+    random = np.random.default_rng(len(lengths))
+    group = [g for g, n in enumerate(lengths) for _ in range(n)]
+    add, drop = (np.sort(random.integers(0, 513, (len(group), 2))) for _ in range(2))
+    # Mostly nothing is dropped, else no event of long ago would show.
+    drop[random.random(len(group)) < 0.95] = 0
+    add[:, 1] = np.minimum(add[:, 0] + random.integers(0, 3, len(group)), 512)
+    check_before_each(group, add.tolist(), drop.tolist())
 
 
 @given(st.lists(runs, min_size=1, max_size=10))

@@ -243,8 +243,9 @@ def holes_and_replay(frames: Mapping[str, pl.LazyFrame]) -> tuple[pl.DataFrame, 
     wanted = [frames[name].select(_READS[name]) for name in names[:-1]]
     calls = frames["api_calls"].select(_READS["api_calls"])
     tables = dict(zip(names, pl.collect_all([*wanted, _telling(calls)]), strict=True))
-    faults, places = (tables["gpu_faults"], tables["cpu_faults"]), tables["allocations"]
-    others = others_of(copies, *faults, places, _widening(copies, tables["cpu_faults"]))
+    windows, cpu_faults = windows_of(tables["gpu_faults"]), tables["cpu_faults"]
+    widening = _widening(copies, cpu_faults)
+    others = others_of(copies, windows, cpu_faults, tables["allocations"], widening)
     events = events_of(copies, others)
     found = replay(events)
     figures = figures_of(found, events.views)
@@ -254,7 +255,7 @@ def holes_and_replay(frames: Mapping[str, pl.LazyFrame]) -> tuple[pl.DataFrame, 
             found.findings.join(
                 events.views.with_row_index("view").cast({"view": pl.Int64}), on="view"
             ),
-            _copies_without_row(copies, tables["gpu_faults"]),
+            _copies_without_row(copies, windows),
         ],
         how="diagonal",
     ).join(fits, on=list(_KEYS), how="left", nulls_equal=True)
@@ -346,15 +347,13 @@ def _unreleased(findings: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     return findings.filter(pl.Series(keep, dtype=pl.Boolean))
 
 
-def _copies_without_row(copies: pl.DataFrame, gpu_faults: pl.DataFrame) -> pl.DataFrame:
+def _copies_without_row(copies: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """Find fault-caused copies that no fault row can be the batch of.
 
     The batch of a copy is the first row that ends after its start; it was raised before.
     """
     columns = [*_KEYS, *(name for name in FINDINGS if name != "view")]
-    rows = windows_of(gpu_faults).with_columns(
-        row_ns=pl.col("start_ns").cum_min(reverse=True).over(_KEYS)
-    )
+    rows = windows.with_columns(row_ns=pl.col("start_ns").cum_min(reverse=True).over(_KEYS))
     rows = rows.with_columns(last_ns=pl.col("start_ns").cum_max().shift(1).over(_KEYS))
     spans = rows.group_by(_KEYS).agg(begin_ns=pl.col("start_ns").min())
     orphans = (

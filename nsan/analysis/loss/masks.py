@@ -25,6 +25,8 @@ PAGES: Final = VA_BLOCK_BYTES // PAGE_BYTES
 WORDS: Final = PAGES // 64
 LEAVES: Final = VA_BLOCK_BYTES // BIG_PAGE_BYTES
 LEAF_PAGES: Final = PAGES // LEAVES
+_STRETCH: Final = 32
+"""Events that the scan takes one after the other; it takes the stretches of them side by side."""
 
 
 @cache
@@ -167,19 +169,28 @@ def before_each(group: Ints, add: Words, keep: Words | None) -> Words:
     import numpy as np
 
     place = positions(group)
+    start = np.flatnonzero(place % _STRETCH == 0)
+    length = np.diff(np.append(start, len(group)))
     added, kept = add.copy(), None if keep is None else keep.copy()
-    step, at = 1, np.flatnonzero(place >= 1)
-    # After each round an event stands for the last 2 * step events up to it.
-    while len(at):
+    # Each event comes to stand for all of its stretch up to it, in all stretches at once.
+    at, left = start, length
+    for step in range(1, _STRETCH):
+        more = left > step
+        at, left = at[more] + 1, left[more]
         if kept is None:
-            added[at] |= added[at - step]
+            added[at] |= added[at - 1]
         else:
             mine = kept[at]
-            added[at] |= added[at - step] & mine
-            kept[at] = kept[at - step] & mine
-        step *= 2
-        at = at[place[at] >= step]
+            added[at] |= added[at - 1] & mine
+            kept[at] = kept[at - 1] & mine
+    if (place[start] > 0).any():
+        last = start + length - 1
+        earlier = before_each(group[start], added[last], None if kept is None else kept[last])
+        carried = np.repeat(earlier, length, axis=0)
+        if kept is not None:
+            carried &= kept
+        added |= carried
     before = np.zeros_like(added)
-    follows = np.flatnonzero(place >= 1)
-    before[follows] = added[follows - 1]
+    before[1:] = added[:-1]
+    before[place == 0] = 0
     return before

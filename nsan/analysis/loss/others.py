@@ -35,7 +35,7 @@ OTHERS: Final = pl.Schema(
 
 def others_of(
     copies: pl.DataFrame,
-    gpu_faults: pl.DataFrame,
+    windows: pl.DataFrame,
     cpu_faults: pl.DataFrame,
     allocations: pl.DataFrame,
     widening: pl.DataFrame,
@@ -46,8 +46,8 @@ def others_of(
     ----------
     copies : DataFrame
         As of :func:`nsan.analysis.loss.events.copies_of`.
-    gpu_faults : DataFrame, ``GPU_FAULTS``
-        One row per batch.
+    windows : DataFrame
+        Fault rows, as of :func:`windows_of`.
     cpu_faults : DataFrame, ``CPU_FAULTS``
         One row per fault.
     allocations : DataFrame, ``ALLOCATIONS``
@@ -65,7 +65,7 @@ def others_of(
     released = _releases(allocations, blocks)
     faults = _first_cpu_faults(cpu_faults, blocks, released)
     populated = _populations(faults.join(widening, on="pid", how="left", nulls_equal=True))
-    parts = [released, _undisturbed(populated, released), _fault_rows(gpu_faults)]
+    parts = [released, _undisturbed(populated, released), _fault_rows(windows)]
     return pl.concat([part.select(_typed()) for part in parts])
 
 
@@ -128,10 +128,10 @@ def _touched(moments: pl.DataFrame, blocks: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(found)
 
 
-def _fault_rows(gpu_faults: pl.DataFrame) -> pl.DataFrame:
+def _fault_rows(windows: pl.DataFrame) -> pl.DataFrame:
     """Make each fault row an event that asks for its page when the batch is done."""
     page = (pl.col("va") % VA_BLOCK_BYTES // PAGE_BYTES).cast(pl.Int64)
-    return windows_of(gpu_faults).select(
+    return windows.select(
         "pid",
         "device_id",
         va_block=pl.col("va") // VA_BLOCK_BYTES,

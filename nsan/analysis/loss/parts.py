@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from nsan.analysis.loss.masks import Bools, Ints, Words
 
-CHUNK_ROWS: Final = 500_000
+CHUNK_ROWS: Final = 100_000
+"""Copies of a chunk: its sets stay near the processor."""
 MOST_STEPS: Final = 10_000
 """How many events of a block are searched back."""
 
@@ -126,11 +127,12 @@ def part_of(events: Events, first: int, last: int) -> Part:
 
     released = of(RELEASED)
     keep = ~released if (kind == RELEASED).any() else None
-    arrives, elsewhere = of(ARRIVES), of(ELSEWHERE, POPULATED)
-    gone = released | of(LEAVES_GPU)
-    here = before_each(view, arrives, ~gone)
-    seen = before_each(view, arrives | elsewhere | of(LEAVES_GPU), keep)
-    comes = before_each(view[::-1], (arrives | elsewhere)[::-1], ~gone[::-1])[::-1]
+    arrives, leaves = of(ARRIVES), of(LEAVES_GPU)
+    stays = ~(released | leaves)
+    here = before_each(view, arrives, stays)
+    arrives |= of(ELSEWHERE, POPULATED)
+    seen = before_each(view, arrives | leaves, keep)
+    comes = before_each(view[::-1], arrives[::-1], stays[::-1])[::-1]
     return Part(np.arange(first, last), view, kind, moved, faulted, here, seen, comes)
 
 
