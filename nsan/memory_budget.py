@@ -7,13 +7,16 @@ on the machine, and in the control group of the process, where one is set (conta
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nsan.errors import OverBudgetError, UsageError
 from nsan.units import MIB, format_bytes, format_count, parse_size
+
+if TYPE_CHECKING:
+    import polars as pl
 
 VARIABLE: Final = "NSAN_MEMORY"
 
@@ -176,6 +179,29 @@ def check(
         ways = (f"{VARIABLE}={enough}MiB", has_parts)
         sizes = format_bytes(need), format_bytes(most)
         raise OverBudgetError(what, f"{format_count(rows)} rows", sizes, ways)
+
+
+def check_tables(what: str, tables: Iterable[pl.LazyFrame], bytes_per_row: int) -> None:
+    """Refuse what would hold all rows of some tables and needs more memory than may be used for them.
+
+    Parameters
+    ----------
+    what : str
+        As for :func:`check`.
+    tables : iterable of LazyFrame
+        Of which all rows are held at a time.
+    bytes_per_row : int
+        As for :func:`check`.
+
+    Raises
+    ------
+    OverBudgetError
+        If it would not fit.
+    """
+    import polars as pl
+
+    counts = pl.collect_all([table.select(pl.len()) for table in tables])
+    check(what, sum(count.item() for count in counts), bytes_per_row)
 
 
 def _for_rows() -> int:

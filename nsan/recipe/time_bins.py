@@ -10,12 +10,15 @@ import polars as pl
 
 from nsan.analysis.intervals import union
 from nsan.info import Window
+from nsan.memory_budget import check_tables
 from nsan.recipe.jobs import WHO, Job, opened
 from nsan.recipe.time_tables import RANK_STATS
 from nsan.trace import Trace
 
 KINDS: Final = ("migrations", "gpu_faults")
 """Tables whose events are time of Unified Memory."""
+_BYTES_PER_ROW: Final = 300
+"""Of memory, measured: events of each kind, merged."""
 _WORDS: Final = {"migrations": "migrations", "gpu_faults": "batches of GPU faults"}
 
 
@@ -92,8 +95,14 @@ def binned(job: Job, *, grid: Grid) -> Binned:
     Binned
         Times are unions: no moment counts twice. Null where rows lack a time, where a kind of event was
         not recorded, and in bins in which the report recorded nothing at all.
+
+    Raises
+    ------
+    OverBudgetError
+        If its events need more memory than may be used.
     """
     (job, trace), at = opened(job), job.place
+    check_tables("uvm_time_map", [trace.reaching_in(kind) for kind in KINDS], _BYTES_PER_ROW)
     rows, known = _events(trace, at.offset_ns)
     alive = in_bins(_alive(at, trace.windows), grid)
     return Binned(

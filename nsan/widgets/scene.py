@@ -19,6 +19,7 @@ from nsan.analysis.views.grids import UNITS
 from nsan.analysis.views.pyramid import Pyramid
 from nsan.analysis.views.tables import EVENT_TABLES
 from nsan.charts.palette import ACCESSES, CAUSES
+from nsan.memory_budget import check_tables
 from nsan.schema import TABLES
 from nsan.text import cause_word, direction_word
 from nsan.units import counted, format_time
@@ -55,6 +56,8 @@ _UNKNOWN: Final = {"cause": "size", "access": "count", "density": "number", "lat
 OVERVIEW_COLUMNS: Final = 480
 OVERVIEW_SHAPE: Final = (480, 220)
 _MANY_ROWS: Final = 500_000
+_BYTES_PER_ROW: Final = 200
+"""Of memory, measured: the rows by place and time, and the pyramid above them."""
 
 
 class Scene:
@@ -64,11 +67,17 @@ class Scene:
     ----------
     trace : Trace
         The trace.
+
+    Raises
+    ------
+    OverBudgetError
+        If its events need more memory than may be used.
     """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         tables = {name: getattr(trace, name) for name in TABLES}
+        check_tables("The explorer", [tables[name] for name in EVENT_TABLES], _BYTES_PER_ROW)
         self.all_events: Events = view_events(tables)
         self.intervals = Intervals(trace, self.all_events)
         self.events = self.all_events

@@ -11,6 +11,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 import reports
+from recipe_framework import run as run_recipe
 
 import nsan
 from benchmarks.generate import write_huge
@@ -350,6 +351,17 @@ def test_a_command_that_does_not_fit_ends_with_one_line_and_status_1(capsys):
         "it lasts one command"
     )
     assert json.loads(capsys.readouterr().out)["rows"]
+
+
+@pytest.mark.usefixtures("tight")
+def test_an_explorer_and_a_time_map_that_do_not_fit_say_so_and_nothing_is_begun(tmp_path, caplog):
+    # 288 + 240 fault rows and 8441 copies, as sqlite3 counts them; the map reads no CPU faults.
+    with pytest.raises(OverBudgetError, match=r"The explorer was not run: for 8.969 rows"):
+        nsan.explore(SAMPLE)
+    with pytest.raises(SystemExit):
+        run_recipe("uvm_time_map", [SAMPLE], tmp_path / "out")
+    assert re.search(r"uvm_time_map was not run: for 8.729 rows", caplog.text)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_size_that_is_none_is_refused_before_anything_is_read(capsys):
