@@ -237,7 +237,8 @@ _CARRIED = (
 
 def parquet(setting: Setting, file: File) -> Contest:
     """Turn an export into Parquet, and compare what was written."""
-    ours, theirs = setting.folder / "store", setting.folder / "tables"
+    # Not "store": nsan would find it beside the file, and no later first time would be one.
+    ours, theirs = setting.folder / "imported", setting.folder / "tables"
     tables = [word for name in _CARRIED for word in ("--table", name)]
     command = [*nsan_way.NSAN, "import", "-q", "--force-overwrite", str(file.path), "-o", str(ours)]
     contestants = [

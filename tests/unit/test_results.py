@@ -564,6 +564,20 @@ def test_the_first_time_of_nsan_is_without_a_store_and_the_second_with_one(tmp_p
     assert store != Path(warm.env["NSAN_CACHE_DIR"])
 
 
+def test_a_first_time_is_one_after_the_import_was_timed_too(tmp_path):
+    setting = Setting(tmp_path, results._environment(tmp_path), [])
+    file = files.made(tmp_path, 100)
+    for one in contests.parquet(setting, file).contestants:
+        if one.kind == "nsan":
+            assert measuring.run(one.command, one.env).status == 0
+    cold = next(
+        one for one in contests.about(setting, "episodes", file).contestants if one.kind == "nsan"
+    )
+    cold.before()
+    assert measuring.run(cold.command, cold.env).status == 0
+    assert list(Path(cold.env["NSAN_CACHE_DIR"]).rglob("manifest.json"))
+
+
 # --- The machine ----------------------------------------------------------------------------------
 
 
