@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -216,11 +216,22 @@ def um_status(args: argparse.Namespace, manifest: dict[str, Any]) -> int:
 
 def write_result(args: argparse.Namespace, text: str) -> None:
     """Write a finished text to stdout, or to the file that was named."""
+    write_pieces(args, [text])
+
+
+def write_pieces(args: argparse.Namespace, pieces: Iterable[str]) -> None:
+    """Write a text, each piece of which is whole lines or JSON, to stdout, or to the file that was named."""
     if args.output is None:
         shown = sys.stdout is not None and sys.stdout.isatty() and args.format == "csv"
-        emit("\n".join(map(safe, text.split("\n"))) if shown else text)
+        for piece in pieces:
+            emit("\n".join(map(safe, piece.split("\n"))) if shown else piece)
         return
-    write_file(args, lambda file: file.write_bytes(text.encode("utf-8", "backslashreplace")))
+
+    def write(place: Path) -> None:
+        with place.open("wb") as file:
+            file.writelines(piece.encode("utf-8", "backslashreplace") for piece in pieces)
+
+    write_file(args, write)
 
 
 def write_file(args: argparse.Namespace, write: Callable[[Path], object]) -> None:

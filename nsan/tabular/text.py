@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,14 +103,40 @@ def hidden_fields(rows: Sequence[Row], fields: Sequence[Field], room: int) -> li
 
 def csv_text(rows: Iterable[Row], columns: Sequence[str]) -> str:
     """Write rows as CSV: values as they are, empty for null; of control characters only those that break lines."""
-    out = io.StringIO()
-    cells = [[_csv_cell(row[key]) for key in columns] for row in rows]
-    # A bare carriage return ends a row for most readers, and is not quoted by itself.
-    returns = any("\r" in cell for row in cells for cell in row if isinstance(cell, str))
+    rows = list(rows)
+    returns = any(isinstance(row[key], str) and "\r" in row[key] for row in rows for key in columns)
+    return "".join(csv_pieces([rows], columns, returns=returns))
+
+
+def csv_pieces(
+    slices: Iterable[Iterable[Row]], columns: Sequence[str], *, returns: bool
+) -> Iterator[str]:
+    """Write many rows as :func:`csv_text` does, some at a time.
+
+    Parameters
+    ----------
+    slices : iterable of iterable of mapping
+        The rows, in slices.
+    columns : sequence of str
+        Keys of the rows.
+    returns : bool
+        A cell holds a carriage return. It ends a row for most readers, and is not quoted by itself: then all
+        cells are.
+
+    Yields
+    ------
+    str
+        The header, and whole lines of each slice.
+    """
     quoted = csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL
-    writer = csv.writer(out, lineterminator="\n", quoting=quoted)  # type: ignore[arg-type]
-    writer.writerow(columns)
-    writer.writerows(cells)
+    yield _csv_lines([columns], quoted)
+    for rows in slices:
+        yield _csv_lines(([_csv_cell(row[key]) for key in columns] for row in rows), quoted)
+
+
+def _csv_lines(cells: Iterable[Sequence[Any]], quoted: int) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n", quoting=quoted).writerows(cells)  # type: ignore[arg-type]
     return out.getvalue()
 
 
@@ -125,6 +151,31 @@ def _csv_cell(value: Any) -> Any:
 def json_text(value: Any) -> str:
     """Write a document as JSON; null is null, never an empty text."""
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def json_pieces(document: Row, slices: Iterable[Sequence[Row]]) -> Iterator[str]:
+    """Write a document and, as its last key ``rows``, many rows, some at a time.
+
+    Parameters
+    ----------
+    document : mapping
+        All but the rows.
+    slices : iterable of sequence of mapping
+        The rows, in slices.
+
+    Yields
+    ------
+    str
+        Joined they are what :func:`json_text` gives of the whole, which may take gigabytes.
+    """
+    yield json_text({**document, "rows": []}).removesuffix("]\n}\n")
+    between = ""
+    for rows in slices:
+        if rows:
+            text = json_text(list(rows)).removeprefix("[").removesuffix("\n]\n")
+            yield between + text.replace("\n", "\n  ")
+            between = ","
+    yield "\n  ]\n}\n" if between else "]\n}\n"
 
 
 def flat(value: Any, prefix: str = "") -> list[dict[str, Any]]:
