@@ -302,8 +302,8 @@ def write_found(
         import polars as pl
 
         shown = found.head(args.rows) if args.rows else found
-        texts = pl.col(pl.String).str.contains("\r", literal=True).any()
-        returns = any(shown.select(texts).row(0)) if shown.height else False
+        texts = shown.select(pl.col(pl.String)).iter_columns()
+        returns = any(text.str.contains("\r", literal=True).any() for text in texts)
         write_pieces(args, csv_pieces(_slices(analysis, shown), found.columns, returns=returns))
     else:
         write_result(args, _text(args, analysis, found, notes, kinds))

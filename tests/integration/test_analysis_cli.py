@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 
+import exports as x
 import polars as pl
 import pytest
 
@@ -92,6 +93,25 @@ def test_every_analysis_runs_by_name(capsys):
         assert found["analysis"] == name
         assert found["source_kind"] == kind
         assert [c["name"] for c in found["columns"]] == list(catalog()[name].result.schema)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 10_000])
+def test_rows_written_some_at_a_time_are_all_there_and_read_back(
+    capsys, built, monkeypatch, at_once
+):
+    monkeypatch.setattr("nsan.cli.results._ROWS_AT_ONCE", at_once)
+    known = {1: "a", 2: "b\rc", 3: "d,e", 4: "f\n"}
+    export = x.Export()
+    export.strings |= known
+    export.add(x.KERNEL, *(x.kernel(100 * i, 100 * i + 50, name=i) for i in known))
+    export.add(x.MEMCPY, *(x.migration(100 * i, 100 * i + 50, 4096) for i in known))
+    path = str(built(export))
+    _, text, _ = run(capsys, "attribute", path, "--by", "kernel", "--format", "csv", "-q")
+    _, document, _ = run(capsys, "attribute", path, "--by", "kernel", "--json")
+    rows = json.loads(document)["rows"]
+    names = [row["name"] for row in csv.DictReader(io.StringIO(text, newline=""))]
+    assert names == [row["name"] or "" for row in rows]
+    assert set(names) >= set(known.values())
 
 
 def test_csv_json_and_parquet_hold_the_same_rows_and_the_kinds(capsys, tmp_path):

@@ -8,7 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 from nsan.cli.terminal import coloured
-from nsan.tabular.text import Field, csv_text, flat, indented, json_text, table, word
+from nsan.tabular.text import (
+    Field,
+    csv_pieces,
+    csv_text,
+    flat,
+    indented,
+    json_pieces,
+    json_text,
+    table,
+    word,
+)
 from nsan.text import safe
 
 NAME = (Field("name", "Name", word, right=False), Field("n", "N", str))
@@ -177,3 +187,23 @@ def test_an_empty_no_color_asks_for_nothing(terminal):
 def test_no_colour_in_a_pipe(terminal):
     terminal.setattr("nsan.cli.terminal.sys", SimpleNamespace(stdout=io.StringIO()))
     assert coloured("fail") == "fail"
+
+
+ROWS = [{"name": 'a"\n[]', "va": "0x10", "n": None}, {"name": "é", "va": None, "n": [1, {"b": 2}]}]
+
+
+@pytest.mark.parametrize("parts", [[], [[]], [ROWS], [ROWS[:1], [], ROWS[1:]], [[], ROWS * 3]])
+def test_json_in_pieces_is_the_json_of_the_whole(parts):
+    about = {"schema": 1, "options": {}, "columns": [{"name": "n"}]}
+    whole = {**about, "rows": [row for part in parts for row in part]}
+    assert "".join(json_pieces(about, parts)) == json.dumps(whole, indent=2) + "\n"
+
+
+@pytest.mark.parametrize("ends", ["", "\r"])
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_csv_in_pieces_is_the_csv_of_the_whole_and_reads_back(ends, cut):
+    rows = [{"name": f"a,b{ends}", "n": 1}, {"name": None, "n": -2}]
+    pieces = [*csv_pieces([rows[:cut], rows[cut:]], ["name", "n"], returns=bool(ends))]
+    assert "".join(pieces) == csv_text(rows, ["name", "n"])
+    read = csv.reader(io.StringIO("".join(pieces), newline=""))
+    assert [*read] == [["name", "n"], [f"a,b{ends}", "1"], ["", "-2"]]
