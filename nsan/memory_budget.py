@@ -181,7 +181,9 @@ def check(
         raise OverBudgetError(what, f"{format_count(rows)} rows", sizes, ways)
 
 
-def check_tables(what: str, tables: Iterable[pl.LazyFrame], bytes_per_row: int) -> None:
+def check_tables(
+    what: str, tables: Iterable[pl.LazyFrame], bytes_per_row: int, *, has_parts: bool = True
+) -> None:
     """Refuse what would hold all rows of some tables and needs more memory than may be used for them.
 
     Parameters
@@ -192,6 +194,8 @@ def check_tables(what: str, tables: Iterable[pl.LazyFrame], bytes_per_row: int) 
         Of which all rows are held at a time.
     bytes_per_row : int
         As for :func:`check`.
+    has_parts : bool, default True
+        As for :func:`check`.
 
     Raises
     ------
@@ -201,7 +205,8 @@ def check_tables(what: str, tables: Iterable[pl.LazyFrame], bytes_per_row: int) 
     import polars as pl
 
     counts = pl.collect_all([table.select(pl.len()) for table in tables])
-    check(what, sum(count.item() for count in counts), bytes_per_row)
+    n_rows = sum(count.item() for count in counts)
+    check(what, n_rows, bytes_per_row, has_parts=has_parts)
 
 
 def _for_rows() -> int:

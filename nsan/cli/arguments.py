@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from nsan.trace import Trace
 
 _NO_UM_DATA: Final = 3
+_SHOWN_AT_ONCE: Final = 1 << 20
+"""Characters of a long text that are read back at a time."""
 FORMATS: Final = ("table", "csv", "json", "markdown", "parquet")
 
 
@@ -216,22 +218,39 @@ def um_status(args: argparse.Namespace, manifest: dict[str, Any]) -> int:
 
 def write_result(args: argparse.Namespace, text: str) -> None:
     """Write a finished text to stdout, or to the file that was named."""
-    write_pieces(args, [text])
+    if args.output is None:
+        _show(args, text)
+        return
+    write_file(args, lambda file: file.write_bytes(text.encode("utf-8", "backslashreplace")))
 
 
 def write_pieces(args: argparse.Namespace, pieces: Iterable[str]) -> None:
-    """Write a text, each piece of which is whole lines or JSON, to stdout, or to the file that was named."""
-    if args.output is None:
-        shown = sys.stdout is not None and sys.stdout.isatty() and args.format == "csv"
-        for piece in pieces:
-            emit("\n".join(map(safe, piece.split("\n"))) if shown else piece)
+    """Write a text that may take gigabytes, as :func:`write_result`; each piece is whole lines, or JSON.
+
+    Nothing is shown before all is made: an error must not leave half a document.
+    """
+    import tempfile
+
+    if args.output is not None:
+        write_file(args, lambda file: _write_all(file, pieces))
         return
+    with tempfile.TemporaryFile(
+        "w+", encoding="utf-8", errors="surrogatepass", newline="\n"
+    ) as kept:
+        kept.writelines(pieces)
+        kept.seek(0)
+        while lines := kept.readlines(_SHOWN_AT_ONCE):
+            _show(args, "".join(lines))
 
-    def write(place: Path) -> None:
-        with place.open("wb") as file:
-            file.writelines(piece.encode("utf-8", "backslashreplace") for piece in pieces)
 
-    write_file(args, write)
+def _show(args: argparse.Namespace, text: str) -> None:
+    shown = sys.stdout is not None and sys.stdout.isatty() and args.format == "csv"
+    emit("\n".join(map(safe, text.split("\n"))) if shown else text)
+
+
+def _write_all(place: Path, pieces: Iterable[str]) -> None:
+    with place.open("wb") as file:
+        file.writelines(piece.encode("utf-8", "backslashreplace") for piece in pieces)
 
 
 def write_file(args: argparse.Namespace, write: Callable[[Path], object]) -> None:

@@ -292,7 +292,10 @@ def write_found(
     notes = notes_on(source, analysis, found)
     if args.format == "json":
         about = _document(analysis, source, options, kinds)
-        write_pieces(args, json_pieces(about, _slices(analysis, found)))
+        try:
+            write_pieces(args, json_pieces(about, _slices(analysis, found)))
+        except (ValueError, TypeError) as error:
+            raise AnalysisError(analysis.name, f"JSON cannot hold its result: {error}") from error
     elif args.format == "parquet":
         facts = {f"nsan.kind.{name}": kind for name, kind in kinds.items()}
         facts |= {"nsan.source": source.info.source, "nsan.source_kind": source.info.kind}
@@ -300,10 +303,13 @@ def write_found(
         write_file(args, lambda file: shown.write_parquet(file, metadata=facts))
     elif args.format == "csv":
         import polars as pl
+        from polars import selectors as cs
 
         shown = found.head(args.rows) if args.rows else found
-        texts = shown.select(pl.col(pl.String)).iter_columns()
-        returns = any(text.str.contains("\r", literal=True).any() for text in texts)
+        texts = shown.select(cs.string() | cs.categorical() | cs.enum()).iter_columns()
+        returns = any(
+            text.unique().cast(pl.String).str.contains("\r", literal=True).any() for text in texts
+        )
         write_pieces(args, csv_pieces(_slices(analysis, shown), found.columns, returns=returns))
     else:
         write_result(args, _text(args, analysis, found, notes, kinds))

@@ -102,7 +102,9 @@ def binned(job: Job, *, grid: Grid) -> Binned:
         If its events need more memory than may be used.
     """
     (job, trace), at = opened(job), job.place
-    check_tables("uvm_time_map", [trace.reaching_in(kind) for kind in KINDS], _BYTES_PER_ROW)
+    events = [trace.reaching_in(kind) for kind in KINDS]
+    # The framework has names of its own for the options that choose a part.
+    check_tables("uvm_time_map", events, _BYTES_PER_ROW, has_parts=False)
     rows, known = _events(trace, at.offset_ns)
     alive = in_bins(_alive(at, trace.windows), grid)
     return Binned(

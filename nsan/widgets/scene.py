@@ -56,8 +56,9 @@ _UNKNOWN: Final = {"cause": "size", "access": "count", "density": "number", "lat
 OVERVIEW_COLUMNS: Final = 480
 OVERVIEW_SHAPE: Final = (480, 220)
 _MANY_ROWS: Final = 500_000
+_HELD: Final = (*EVENT_TABLES, "kernels", "nvtx_ranges")
 _BYTES_PER_ROW: Final = 200
-"""Of memory, measured: the rows by place and time, and the pyramid above them."""
+"""Of memory, measured: rows by place and time with the pyramid above them, of all and of what filters keep."""
 
 
 class Scene:
@@ -77,7 +78,7 @@ class Scene:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         tables = {name: getattr(trace, name) for name in TABLES}
-        check_tables("The explorer", [tables[name] for name in EVENT_TABLES], _BYTES_PER_ROW)
+        check_tables("The explorer", [tables[name] for name in _HELD], _BYTES_PER_ROW)
         self.all_events: Events = view_events(tables)
         self.intervals = Intervals(trace, self.all_events)
         self.events = self.all_events

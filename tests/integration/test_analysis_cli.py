@@ -114,6 +114,42 @@ def test_rows_written_some_at_a_time_are_all_there_and_read_back(
     assert set(names) >= set(known.values())
 
 
+ODD = '''
+"""Names that are categories, and a value that JSON cannot write."""
+import polars as pl
+from nsan.analysis.catalog import analysis
+from nsan.analysis.result import Result, derived
+
+RESULT = Result(
+    "odd", "one name", (derived("name", pl.Categorical(), "text", "Name."), derived("v", pl.Float64, "number", "Value."))
+)
+
+@analysis(question="Names?", result=RESULT, reads={"kernels": ("name",)}, source="mine")
+def odd(kernels, *, last=1.0):
+    """Say three."""
+    return pl.LazyFrame({"name": ["a", "b\\rc", "d"], "v": [1.0, 2.0, last]}).cast({"name": pl.Categorical()})
+'''
+
+
+def test_a_document_that_cannot_be_finished_is_not_begun(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("nsan.cli.results._ROWS_AT_ONCE", 1)
+    (tmp_path / "odd.py").write_text(ODD)
+    words = ("analyse", "odd", ADD, "-q", "--plugin", str(tmp_path / "odd.py"))
+    code, out, _ = run(capsys, *words, "--format", "csv")
+    assert code == 0
+    assert [*csv.reader(io.StringIO(out, newline=""))][1:] == [
+        ["a", "1.0"],
+        ["b\rc", "2.0"],
+        ["d", "1.0"],
+    ]
+    code, out, _ = run(capsys, *words, "--json")
+    assert [row["name"] for row in json.loads(out)["rows"]] == ["a", "b\rc", "d"]
+    code, out, err = run(capsys, *words, "--json", "--set", "last=inf")
+    assert (code, out) == (1, "")
+    assert "odd" in err
+    assert "JSON cannot hold" in err
+
+
 def test_csv_json_and_parquet_hold_the_same_rows_and_the_kinds(capsys, tmp_path):
     _, text, _ = run(capsys, "migrations", SWEEP, "--by", "push", "--format", "csv")
     _, document, _ = run(capsys, "migrations", SWEEP, "--by", "push", "--json")

@@ -245,7 +245,9 @@ def holes_and_replay(frames: Mapping[str, pl.LazyFrame]) -> tuple[pl.DataFrame, 
     tables = dict(zip(names, pl.collect_all([*wanted, _telling(calls)]), strict=True))
     windows, cpu_faults = windows_of(tables["gpu_faults"]), tables["cpu_faults"]
     widening = _widening(copies, cpu_faults)
+    orphans = _copies_without_row(copies, windows)
     others = others_of(copies, windows, cpu_faults, tables["allocations"], widening)
+    del windows
     events = events_of(copies, others)
     found = replay(events)
     figures = figures_of(found, events.views)
@@ -255,7 +257,7 @@ def holes_and_replay(frames: Mapping[str, pl.LazyFrame]) -> tuple[pl.DataFrame, 
             found.findings.join(
                 events.views.with_row_index("view").cast({"view": pl.Int64}), on="view"
             ),
-            _copies_without_row(copies, windows),
+            orphans,
         ],
         how="diagonal",
     ).join(fits, on=list(_KEYS), how="left", nulls_equal=True)
