@@ -53,21 +53,21 @@ class Timed:
 
 def run(command: Sequence[str], env: Mapping[str, str], *, limit_s: float = LIMIT_S) -> Taken:
     """Run a command once, in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="nsan-results-") as made:
+    # In the scratch folder of the command: a signal may come when this one is made and not yet known.
+    with tempfile.TemporaryDirectory(prefix="nsan-results-", dir=env.get("TMPDIR")) as made:
         output, messages = Path(made) / "out", Path(made) / "err"
         said = {"command": [str(word) for word in command], "limit_s": limit_s}
         said |= {"output": str(output), "messages": str(messages)}
         command_line = [sys.executable, "-I", str(LAUNCHER), json.dumps(said)]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command_line, env=dict(env), stdout=pipe, stderr=pipe, text=True
-        ) as one:
-            try:
-                told, problem = one.communicate()
-            except BaseException:
+        pipe, one = subprocess.PIPE, None
+        try:
+            one = subprocess.Popen(command_line, env=dict(env), stdout=pipe, stderr=pipe, text=True)
+            told, problem = one.communicate()
+        except BaseException:
+            if one is not None:
                 one.terminate()  # not killed: it ends what it started
-                one.wait()
-                raise
+                one.communicate()
+            raise
         if one.returncode:
             # It did not even start: there is no such program, or it may not be run.
             return Taken(0, 0, 0, 127, "", problem)

@@ -537,6 +537,14 @@ def test_output_messages_and_exit_status_are_kept():
     assert (taken.output, taken.messages, taken.status) == ("out\n", "err\n", 3)
 
 
+def test_what_a_run_leaves_lies_in_the_scratch_folder_of_its_environment(tmp_path):
+    # Where it is ended at an unlucky moment, it goes with that folder.
+    look = [sys.executable, "-c", "import os; print(os.listdir(os.environ['TMPDIR']))"]
+    taken = measuring.run(look, os.environ | {"TMPDIR": str(tmp_path)})
+    assert "nsan-results-" in taken.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_program_that_is_not_there_gives_no_answer_and_stops_nobody():
     taken = measuring.run(["no-such-program-of-ours"], os.environ)
     assert taken.status == 127
